@@ -27,6 +27,7 @@ from muonbook.ch12 import (
 from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
 from muonbook.figures import style
 from muonbook.measure import formulas, profiler, reported, results
+from muonbook.measure.baselines import predict_zero1
 from muonbook.measure.workload import SHAPES
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
@@ -328,6 +329,26 @@ def test_what_a_reduce_scatter_of_gloo_adds_is_what_the_operating_system_counts_
     assert f"{on_gloo / called:.2f}" == "1.34"
     assert all(other["ratio"] < 1.01 for other in rows if "fsdp2" not in other["contender"])
     assert results.load("bytes")["header_bytes"] == 66
+    torchs = [row for row in rows if row["contender"] == "muon_fsdp2"]
+    assert all(abs(row["ratio"] - 8 / 7) < 0.03 and 1.01 < row["on_gloo"] < 1.035 for row in torchs)
+    assert {row["update_calls"] + row["model_calls"] for row in results.load("bytes")["fsdp2"]} == {190}
+    beyond = {name: (other["payload"] - other["ring"] - other["reduce_scatter"]) / other["packets"]
+              for name in ("muon_fsdp2", "adamw_fsdp2") for other in rows
+              if (other["contender"], other["dp"], other["tp"]) == (name, 4, 1)}  # fmt: skip
+    assert beyond["muon_fsdp2"] < 1.25 * beyond["adamw_fsdp2"]  # alike for each packet, of which there are more
+
+
+def test_fsdp2_gathers_what_lies_outside_the_blocks_once_and_pads() -> None:
+    workload = SHAPES["odd"].shared_by(4)
+    layout, _, _ = workload.plan(4, 1)
+    outside = {spec.name: spec.numel for spec in layout.specs if not spec.name.startswith("blocks.")}
+    assert set(outside) == {"tokens.weight", "positions.weight", "norm.weight", "norm.bias", "head.weight"}
+    zero1, all_twice = (3 / 4 * each * sum(spec.numel for spec in layout.specs) for each in (4 + 4, 4 + 2 * 4))
+    assert all_twice / zero1 == 1.5
+    unpadded = all_twice - 3 / 4 * 4 * sum(outside.values())
+    sent = CONTENDERS["adamw_fsdp2"].predict(workload, 4, 1, (0, 0)).total().sent_bytes  # type: ignore[misc]
+    assert unpadded < sent < all_twice
+    assert f"{sent / predict_zero1(workload, 4, 1, 0).total().sent_bytes:.3f}" == "1.462"
 
 
 def test_eight_ranks_and_a_thousand_send_alike_and_far_from_nothing_only_where_all_is_gathered() -> None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import stored_pages
 import worlds
 
 from distmuon import launch
+from distmuon.optim.newton_schulz import flops
 from muonbook.ch15 import experiments, regimes, timed_steps
 from muonbook.ch15.contenders import contender
 from muonbook.ch15.worlds.verdicts import rows, with_a_square
@@ -21,8 +23,12 @@ from muonbook.measure.baselines import BASELINES
 from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.measure.workload import TIMED
 from muonbook.planner.algorithms import ALGORITHMS
+from muonbook.planner.choices import compared
+from muonbook.planner.fabrics import FABRICS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
+from muonbook.planner.stages import Degrees
+from muonbook.planner.world_plan import WorldSetting
 from muonbook.ways import TITLES
 from tools.pages import published
 
@@ -131,6 +137,8 @@ def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
     assert all(each.muon.fits for each in plans.values())
     ratios = experiments.step_ratios(plans)
     assert [f"{ratio:.2f}" for ratio in ratios.values()] == ["2.72", "1.10", "1.05", "1.02"]
+    saved = [f"{0.75 * ratios[title]:.2f}" for title in ("gather cut", "gather all, bucketed")]
+    assert saved == ["0.79", "2.04"]  # of AdamW's time, with three quarters of its steps
     bucketed = plans["bucketed"]
     hidden = [sum(plan.seconds[part] for part in ("gradients", "momentum", "parameters") if part in plan.seconds)
               for plan in (bucketed.muon, bucketed.adamw)]  # fmt: skip
@@ -147,6 +155,15 @@ def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
     specs, indices = specs_of(MODELS["llama3_70b"], 8)
     part = ALGORITHMS["bucketed"].lay_out(specs, indices, 128, 8)
     assert len(part.world.matrices) == 60  # type: ignore[union-attr]
+    for _, held in part.world.matrices:  # type: ignore[union-attr]
+        work, done = np.zeros(128), np.zeros(128, int)
+        for row in held:
+            work[row.slice] += flops(specs[row.place].full_shape(8))
+            done[row.slice] += 1
+        large = [row for row in held if row.slice.start <= work.argmax() < row.slice.stop]
+        assert len(large) == 2  # the slowest rank has the end of one and the beginning of the next
+        assert all(specs[row.place].numel > 8_000_000 for row in large)
+        assert np.median(done) == 1
 
 
 @pytest.mark.parametrize(("grid", "times"), [((128, 8), ["188", "11"]), ((1024, 1), ["181", "4"])])
@@ -158,6 +175,8 @@ def test_the_page_s_own_count_of_repeats_is_the_planner_s(grid: tuple[int, int],
         exec(source.replace("D, T = 128, 8", f"D, T = {grid}"), names)
     by_hand = [names["times_done"](shard) for shard in names["shards"].values()]
     assert [f"{each:.0f}" for each in by_hand] == times
+    if grid == (128, 8):
+        assert f"{by_hand[0] / 8:.1f}" == "23.5"  # DP ranks
     planned = [names["plans"][name].repeats for name in ("bucketed", "flat")]
     assert by_hand == pytest.approx(planned, rel=0.03)
 
@@ -249,6 +268,24 @@ def test_plans_are_off_from_what_clusters_added_by_what_the_page_says() -> None:
     (owners,) = (figure for figure in added if figure.world.endswith("one owner per matrix"))
     theirs, ours = (1000 * published.DMUON_ADAMW * share for share in (owners.published, owners.planned()))
     assert f"added {theirs:.0f} ms to a step where we planned {ours:.0f}." in page
+
+
+def test_why_the_least_tp_nearly_always_wins_is_what_the_page_says() -> None:
+    fabric = FABRICS["nvlink_infiniband"]
+    rate = {tp: tp * fabric.links(4096 // tp, tp)["dp"].bytes_per_second for tp in (1, 2, 4, 8, 16)}
+    assert rate[1] == rate[2] == rate[4] == rate[8] == rate[16] / 2  # of T rings; 16 TP ranks fill two hosts
+
+    def seconds(model: str, tp: int) -> dict[str, float]:
+        world = WorldSetting(MODELS[model], Degrees(4096 // tp, tp), tokens=1 << 22)
+        (cut,) = (each for each in compared(world) if each.algorithm.title == "gather cut")
+        return dict(cut.muon.seconds)
+
+    few, many = seconds("moonlight", 8), seconds("moonlight", 16)
+    assert many["gradients"] == pytest.approx(few["gradients"] / 2, rel=0.02)
+    assert many["activations (tp)"] > few["activations (tp)"]
+    one, four = (seconds("gpt2", tp)["gradients"] for tp in (1, 4))
+    sent = 4 * MODELS["gpt2"].parameters / rate[1]  # float32
+    assert sent < 0.1 * one < four < one / 2  # so nearly all of it is latency
 
 
 def test_where_an_equal_grid_wins_is_what_the_page_says() -> None:
