@@ -184,9 +184,9 @@ def _why_nvidias_differ() -> str:
     grown = [100 * FIGURES[at].planned() * theirs[at] / ours[at] for at in range(len(OPERATIONS))]
     return (
         "In NVIDIA's two runs Newton–Schulz is {:.1f} and {:.1f} % of the operations of forward and backward, and in "
-        "our plans {:.1f} and {:.1f} %. Newton–Schulz does not depend on the tokens, but the passes do, so they may have "
-        "about a third of ours, or they count matrices that we do not. Either way our plans become {:.1f} and {:.1f} %, so the "
-        "second comes close, and the first was luck."
+        "our plans {:.1f} and {:.1f} %. Newton–Schulz does not depend on the tokens, but the passes do, so they may "
+        "have about a third of ours, or they count matrices that we do not. Either way our plans become {:.1f} and "
+        "{:.1f} %, so the second comes close, and the first was luck."
     ).format(*theirs, *ours, *grown)
 
 
