@@ -164,11 +164,40 @@ def markdown() -> str:
         for figure in FIGURES
     ]
     notes = [f"- {figure.by}, {figure.world}: {figure.note}." for figure in FIGURES if figure.note]
-    notes += [f"- Not in the table, {what}: {why}." for what, why in NOT_COMPARED.items()]
+    first, *others = NOT_COMPARED
+    notes += [
+        f"- {_why_nvidias_differ()}",
+        f"- {_why_dmuons_differ()}",
+        f"- Not in the table, because they lack a batch and more: {first}, {', '.join(others[:-1])} and {others[-1]}.",
+    ]
     lines = "\n".join(notes)
     return (
         f"{table(('what', 'where', 'published', 'our plan'), rows)}\n"
-        f"```{{dropdown}} What else we know of these, and what we could not plan\n{lines}\n```\n"
+        f"```{{dropdown}} Why our plans are off, and what we could not plan\n{lines}\n```\n"
+    )
+
+
+def _why_nvidias_differ() -> str:
+    """Return what their share of operations says: with more operations in Newton–Schulz our plans grow as much."""
+    theirs = [100 * figure.published for figure in OPERATIONS]
+    ours = [100 * figure.planned() for figure in OPERATIONS]
+    grown = [100 * FIGURES[at].planned() * theirs[at] / ours[at] for at in range(len(OPERATIONS))]
+    return (
+        "In NVIDIA's two runs Newton–Schulz is {:.1f} and {:.1f} % of the operations of forward and backward, and in "
+        "our plans {:.1f} and {:.1f} %. Newton–Schulz does not depend on the tokens, but the passes do, so they may "
+        "have about a third of ours, or they count matrices that we do not. Either way our plans become {:.1f} and "
+        "{:.1f} %, so the second comes close, and the first was luck."
+    ).format(*theirs, *ours, *grown)
+
+
+def _why_dmuons_differ() -> str:
+    everywhere, owner, alone = FIGURES[2:5]
+    theirs, ours = (1000 * DMUON_ADAMW * share for share in (owner.published, owner.planned()))
+    return (
+        f"With one owner per matrix Muon adds {theirs:.0f} milliseconds by DMuon's figures and {ours:.0f} by our plan, "
+        "in which a GPU needs that long for one of the largest matrices, and nothing hides it. DMuon's other figures "
+        f"do not fit each other, because Newton–Schulz alone takes {alone.published:.2f} s, but a step with all of it "
+        f"is only {DMUON_ADAMW * everywhere.published:.2f} s longer than AdamW's."
     )
 
 

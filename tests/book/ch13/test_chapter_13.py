@@ -90,6 +90,20 @@ def test_muons_momentum_is_half_of_what_adamw_kept_for_the_same_matrices(adamw: 
     assert moved[0] == moved[1] == after["momentum"] > 0
 
 
+@pytest.mark.parametrize("shape", ["even", "tall"])
+def test_ranks_keep_equal_parts_of_momentum_in_the_layouts_that_the_page_names(shape: str) -> None:
+    for name in ("muon_single", "muonw"):
+        assert len(set(momentum_of(name, shape, 4))) == 1
+    for name in ("muon", "muon_flat", "muon_cut", "muon_owner"):
+        assert max(len(set(momentum_of(name, kind, dp))) for kind, dp in (("even", 3), ("tall", 4))) > 1
+
+
+def momentum_of(name: str, shape: str, dp: int) -> list[int]:
+    """Return how many bytes of momentum each of `dp` ranks keeps."""
+    workload = SHAPES[shape].shared_by(dp)
+    return [CONTENDERS[name].states(workload, dp, 1, rank)["momentum"] for rank in range(dp)]
+
+
 def test_each_layout_has_its_own_height() -> None:
     """Matrix by matrix is lowest; all in one bucket is highest, and gathering less of it helps."""
     workload = replace(SHAPES["even"], bucket_size=200_000).shared_by(2)

@@ -1,10 +1,12 @@
 """Peaks of planned steps: of two published models in every layout, against AdamW's."""
 
 import pytest
+import stored_pages
 
-from muonbook.ch13.memory_tables import PLANNED, planned_peaks, repeats, share_of_matrices
+from muonbook.ch13.memory_tables import PLANNED, _weighed, planned_peaks, repeats, share_of_matrices
 from muonbook.planner.model_shapes import MODELS
-from muonbook.planner.stages import Degrees
+from muonbook.planner.parts.activations import StageActivations
+from muonbook.planner.stages import Degrees, stages
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
 LLAMAS = {"8B": (MODELS["llama3_8b"], Degrees(8)), "70B": (MODELS["llama3_70b"], Degrees(128, 8))}
@@ -22,7 +24,7 @@ def test_what_the_page_says_of_80_gb() -> None:
     tops = [{layout: peaks.highest.top / 1e9 for layout, peaks in of.items()} for of in worlds]
     flat = ["gather all, flat"]
     assert [[layout for layout, top in of.items() if top > 80] for of in tops] == [[], flat, flat, [], []]
-    assert all(min(of, key=lambda layout: of[layout]) == "gather all, per matrix" for of in tops)
+    assert all(min(of.values()) == of["gather all, per matrix"] for of in tops)
     assert all(max(of, key=lambda layout: of[layout]) == "gather all, flat" for of in tops)
     for of in tops[:2]:
         assert all(top < of["AdamW"] + 0.05 for layout, top in of.items() if layout != "gather all, flat")
@@ -61,6 +63,32 @@ def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() 
         "gather cut": [64, 128],
         "owner": [32, 64, 128],  # padding, of weights and gradients, is more than a moment saves
     }  # fmt: skip
+
+
+def test_the_padding_of_owners_and_what_muon_saves_are_the_last_table_s() -> None:
+    model = MODELS["llama3_70b"]
+    (stage,), saved, padded = stages(model, 1, 1), [], []
+    for dp in (16, 32):
+        buckets = _weighed(stage.dense, dp, 8)["owner"].laid_out.world.layout.buckets
+        padded.append(6 * sum(bucket.padded - bucket.numel for bucket in buckets) / 1e9)
+        saved.append(4 * share_of_matrices(model) * model.parameters / dp / 8 / 1e9)
+        assert padded[-1] < 0.03 * 6 * sum(bucket.numel for bucket in buckets) / 1e9
+    told = "that is {:.1f} GB on 16 DP ranks and {:.1f} GB on 32, where Muon saves {:.1f} and {:.1f} GB"
+    assert any(told.format(*padded, *saved) in cell.source for cell in stored_pages.cells("13_memory"))
+
+
+def test_what_a_layer_of_the_8b_keeps_is_what_the_page_adds_up() -> None:
+    model, degrees = MODELS["llama3_8b"], Degrees(8)
+    (stage,) = stages(model, 1, 1)
+    kept = {size / model.width for size in StageActivations(model, stage, degrees, True, False)._by_layer().values()}
+    assert kept == {17} == {4 + 1.5 + 1 + 3 * model.mlp / model.width}
+
+
+def test_bytes_of_buckets_over_tp_are_chapter_12_s() -> None:
+    (cell,) = (cell for cell in stored_pages.cells("12_bytes") if cell.printed.startswith("Llama 3 70B, 8 TP ranks"))
+    rows = [line.split() for line in cell.printed.splitlines()[2:5]]
+    assert [row[0] for row in rows] == ["4", "16", "64"]
+    assert [f"{extreme(float(row[1]) for row in rows):.1f}" for extreme in (min, max)] == ["1.9", "2.5"]
 
 
 @pytest.mark.parametrize("name", LLAMAS)

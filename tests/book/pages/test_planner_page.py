@@ -6,14 +6,16 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import worlds
 
+from distmuon.optim.newton_schulz import flops
 from muonbook.ch18 import divisions
 from muonbook.figures import player
 from muonbook.measure import results
-from muonbook.planner.fabrics import DEVICES, FABRICS
+from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED
 from muonbook.planner.model_shapes import MODELS, find_shape
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
@@ -63,6 +65,22 @@ def test_what_the_page_says_of_the_first_plan() -> None:
     assert float(shares["Newton–Schulz"]) < 1
 
 
+def test_all_wait_in_every_bucket_and_rings_share_adapters_as_the_page_says() -> None:
+    setting = WorldSetting(
+        find_shape(str(worlds.ROOT / "scripts/examples/my_model.toml")), Degrees(8, 2), tokens=1 << 20
+    )
+    plan, rate = WorldPlan(setting), setting.fabric.flops_per_second
+    (part,) = plan.stages[0].parts.values()
+    slowest = sum(times * max(load.flops for load in loads) for loads, times in part.world.bucket_groups.items())
+    assert f"as long as {slowest / 1e12:.2f} TFLOP here, and not {plan.flops[1] / 1e12:.2f}" in PROSE
+    assert plan.seconds["Newton–Schulz"] == pytest.approx(slowest / rate, rel=0.01)
+    links = {tp: setting.network.ring(64, tp).bytes_per_second / 1e9 for tp in (1, 2, 4, 8, 16)}
+    assert links == {1: 400, 2: 200, 4: 100, 8: 50, 16: 50}
+    sent = plan.sent["dp", "gradients"][0] / 1e9
+    assert f"this is {links[2]:.0f} GB/s, so {sent:.2f} GB of gradients take {sent / links[2]:.4f} s" in PROSE
+    assert sent / links[2] < plan.seconds["gradients"] < 1.03 * sent / links[2]
+
+
 def test_what_the_page_says_of_divisions() -> None:
     told = listing("planner_divisions.txt")
     assert "28 divisions are possible" in told
@@ -90,6 +108,18 @@ def test_what_the_page_and_chapter_17_say_of_layouts() -> None:
     assert layouts["MuonW"][0] == 1.01  # as chapter 17 says
     assert layouts["MuonW"][1] == max(seconds for _, seconds, *_ in layouts.values())
     assert layouts["MuonW"][3] == min(held for *_, held in layouts.values())
+    setting = WorldSetting(MODELS["llama3_8b"], Degrees(64, 2), "adamw", "gather_all", "flat", tokens=4194304)
+    seconds = WorldPlan(setting).seconds
+    assert f"once in a step, which takes {seconds['gradients'] + seconds['parameters']:.2f} s" in PROSE
+    stage = WorldPlan(replace(setting, optimizer="muonw")).stages[0]
+    (part,), link = stage.parts.values(), setting.fabric.ring(64, 2)
+    assert (setting.micro_batches, part.gathers()["weights"][0], part.gathers()["gradients"][0]) == (8, 2 * 32 + 1, 33)
+    twice, once = (
+        8 * (calls * 63 * link.alpha_seconds + sent / link.bytes_per_second)
+        for calls, _, sent in part.gathers().values()
+    )
+    assert f"which takes {twice:.2f} and {once:.2f} s" in PROSE
+    assert twice + once == pytest.approx(8 * stage.pass_seconds()["FSDP2's gathers (dp)"])
 
 
 # ---- More and more GPUs --------------------------------------------------------------------------------------------
@@ -131,7 +161,7 @@ def test_what_the_page_says_of_larger_and_larger_worlds_is_stored() -> None:
     sizes = {size["ranks"]: size for size in results.load("divisions")["sizes"]}
     assert 4.5 < sizes[1024]["step_seconds"] / sizes[8192]["step_seconds"] < 5
     shares = [size["seconds"]["Newton–Schulz"] / size["step_seconds"] for size in sizes.values() if size["degrees"]]
-    assert (round(min(shares), 2), round(max(shares), 2)) == (0.01, 0.06)
+    assert [round(each, 2) for each in (shares[0], max(shares), shares[3])] == [0.01, 0.06, 0.06]
     alike = [sizes[ranks] for ranks in (1024, 2048, 4096)]
     assert [size["degrees"].lstrip("0123456789") for size in alike] == [" DP x 8 TP x 16 PP"] * 3
     assert {f"{size['seconds']['bubble']:.2f}" for size in alike} == {"0.40"}
@@ -144,6 +174,36 @@ def test_what_the_page_says_of_larger_and_larger_worlds_is_stored() -> None:
     share = sum(larger.seconds[part] for part in parts) / larger.step_seconds
     assert 0.45 < share < 0.5
     assert 1 < larger.step_seconds / sizes[8192]["step_seconds"] < 1.1
+
+
+def test_what_the_page_says_of_where_a_trillion_parameters_lose_time() -> None:
+    model = find_shape(divisions.MODEL)
+    (size,) = (size for size in results.load("divisions")["sizes"] if size["ranks"] == 256)
+    plan = WorldPlan(WorldSetting(model, Degrees(1, 8, 32), sequence_parallel=True))
+    took, passes = size["step_seconds"], size["seconds"]["forward, backward"]
+    equal = 6 * model.active * plan.setting.tokens / 256 / plan.setting.fabric.flops_per_second
+    activations = size["seconds"]["activations (tp)"] + size["seconds"]["activations (pp)"]
+    assert f"a step reaches {100 * size['of_the_peak']:.0f} % of the peak, where products reach 40 %" in PROSE
+    assert f"would take {equal:.0f} of the {took:.0f} seconds. But the last stage needs {passes - equal:.0f} s" in PROSE
+    rest = took - passes - activations
+    assert f"Sending activations takes {activations:.0f} s, and the rest {rest:.0f} s" in PROSE
+    middle, last = plan.stages[1].weights, plan.stages[-1].weights
+    head = model.vocabulary * model.width
+    assert (last.numbers, last.layers, middle.layers) == ((31,), 1, 2)
+    assert 1 < head / middle.active < 1.1
+    assert head < 0.7 * last.active  # so alone on its stage it takes less, as the page says
+
+
+def test_what_the_page_says_of_buckets_of_experts() -> None:
+    setting = WorldSetting(find_shape(divisions.MODEL), Degrees(8, 8, 16), sequence_parallel=True)
+    ours, flat = WorldPlan(setting), WorldPlan(replace(setting, rule="flat"))
+    experts = ours.stages[1].parts["expert "].world.matrices
+    assert {len(rows) for _, rows in experts} == {16}
+    times = "it takes {:.2f} s with `--buckets flat`, and not {:.2f}".format(
+        *(plan.seconds["Newton–Schulz"] for plan in (flat, ours))
+    )
+    held = f"holds {flat.fullest[2] / 1e9:.0f} GB in place of {ours.fullest[2] / 1e9:.0f}"
+    assert (times in PROSE, held in PROSE) == (True, True)
 
 
 def test_the_speeds_on_the_page_are_those_of_the_planner() -> None:
@@ -160,10 +220,15 @@ def test_the_speeds_on_the_page_are_those_of_the_planner() -> None:
 def test_what_the_page_says_of_published_figures() -> None:
     added = [figure for figure in published.FIGURES if figure.what == published.ADDED]
     assert [round(figure.planned() / figure.published, 1) for figure in added] == [0.8, 0.3, 1.2, 7.1]
-    assert [abs(abs(added[at].error) - 0.25) < 0.015 for at in (0, 2)] == [True, True]
     assert added[1].planned() < added[1].published / 3
-    alone = [1000 * published.DMUON_ADAMW * share for share in (added[3].published, added[3].planned())]
-    assert "Muon adds {:.0f} milliseconds by their figures and {:.0f} by our plan".format(*alone) in PROSE
     assert all(3 < figure.published / figure.planned() < 4 for figure in published.OPERATIONS)
+    largest = flops((published.QWEN25_7B.width, published.QWEN25_7B.mlp))
+    alone = largest / (SUSTAINED * published.A800_PEAK) / published.DMUON_ADAMW
+    assert alone == pytest.approx(added[3].planned(), rel=0.01)  # what the slowest owner owns
+    fold = published.markdown()
+    assert "5.0 and 5.1 % of the operations of forward and backward, and in our plans 1.4 and 1.6 %" in fold
+    assert "our plans become 5.6 and 3.6 %" in fold
+    assert "Muon adds 6 milliseconds by DMuon's figures and 43 by our plan" in fold
+    assert "alone takes 3.60 s, but a step with all of it is only 3.38 s longer" in fold
     timed = [figure.error for figure in published.FIGURES if figure.what == published.TIMED]
     assert (len(timed), max(map(abs, timed)) <= 0.175) == (2, True)
