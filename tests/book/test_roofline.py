@@ -14,7 +14,7 @@ import pytest
 from distmuon.optim.newton_schulz import flops
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.fabrics import ADAPTER, DEVICES, PEAK_FLOPS
+from muonbook.planner.fabrics import ADAPTER, DEVICES, INFINIBAND, PEAK_FLOPS
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
@@ -162,7 +162,10 @@ def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
     assert 2 * 295 == 590
     wide = next(a for a in range(1, 590) if roofline_picture.intensity(a, 1 << 30) >= PEAK_FLOPS / memory)
     assert f"for a very wide one, {wide} suffice" in PAGE
-    assert f"it takes {roofline_parts.REACHED / ADAPTER.bytes_per_second:,.0f} tokens per rank" in PAGE
+    for link, rings in ((INFINIBAND, "one ring"), (ADAPTER, "eight rings")):
+        assert f"it takes {roofline_parts.REACHED / link.bytes_per_second:,.0f} tokens per rank" in PAGE, rings
+    dense, experts = (part.hidden / part.local * (part.dp - 1) / part.dp for part in many.parts)
+    assert experts > 3 * dense
     lanes = roofline_parts.REACHED / (roofline_parts.LINKS["PCIe 4, 4 lanes"] * 1e9)
     assert f"about {round(lanes, -3):,.0f}" in PAGE
 

@@ -9,12 +9,13 @@ from dataclasses import asdict
 
 from muonbook import ways
 from muonbook.markdown_table import table
-from muonbook.planner.fabrics import ADAPTER, NVLINK, PCIE
+from muonbook.planner.fabrics import ADAPTER, INFINIBAND, NVLINK, PCIE
 from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
 
 LINKS = {  # 10^9 bytes per second, of one GPU
     "NVLink of an H100": NVLINK.bytes_per_second / 1e9,
-    "an InfiniBand adapter of 400 Gb/s for each GPU": ADAPTER.bytes_per_second / 1e9,
+    "eight adapters of 400 Gb/s in a host, for one ring (T = 1)": INFINIBAND.bytes_per_second / 1e9,
+    "the same, each for a ring of its own (T = 8)": ADAPTER.bytes_per_second / 1e9,
     "PCIe 4, 16 lanes": PCIE.bytes_per_second / 1e9,
     "PCIe 4, 4 lanes": PCIE.bytes_per_second / 4e9,
 }

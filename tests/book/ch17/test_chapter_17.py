@@ -185,13 +185,12 @@ def test_what_the_page_says_of_times_is_stored() -> None:
     assert logits["Muon, 1/3 of the rate"]["loss"][0] == min(row["loss"][0] for row in logits.values())
 
 
-def test_the_page_says_when_its_muons_were_tested_and_with_how_many_programs() -> None:
-    stored = results.load("conformance")
-    assert stored["commit"] == "66d7488c3522"  # of 23 November 2026
-    checks = [one["check"] for one in stored["candidates"]["ours: MuonW"]["checks"]]
+def test_the_stored_muons_were_tested_with_all_programs_and_the_page_says_how_many() -> None:
+    checks = [one["check"] for one in results.load("conformance")["candidates"]["ours: MuonW"]["checks"]]
     programs = sum(check.startswith(conformance_table.PROGRAM) for check in checks)
+    assert programs == len(PROGRAMS)  # else: make bench NAMES=conformance PEERS=...
     said = (worlds.ROOT / "notebooks" / "17_muonw.ipynb").read_text(encoding="utf-8")
-    assert f"{programs} of them on 23 November 2026, when we ran this, and {len(PROGRAMS)} today." in said
+    assert f"short trainings like those that you write, {programs} of them." in said
 
 
 def test_of_a_transposed_matrix_each_rank_keeps_its_part_of_the_gram_matrix() -> None:
