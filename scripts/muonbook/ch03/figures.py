@@ -76,7 +76,7 @@ def lines() -> list[Line]:
     fainter = "Every earlier gradient counts 5 % less than the one after it."
     twice = "The newest gradient counts once more. One direction still dominates."
     same = f"The size of an entry no longer depends on the shape. Here s = {factor:.2f}."
-    before = f"The weights before the step. We take η = {LR} and λ = {DECAY}, as in the first training below."
+    before = f"The weights before the step. We take η = {LR} and λ = {DECAY}, as for the digits below."
     shrinks = f"All weights shrink by {LR * DECAY:.1%}, which you hardly see.".replace("%", " %")
     done = f"An entry moves by about {LR * rms(scaled):.4f}. Of six lines, only one needs the whole matrix."
     return [

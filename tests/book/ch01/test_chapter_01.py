@@ -151,6 +151,14 @@ def test_the_prose_says_what_the_run_shows(names: dict[str, Any]) -> None:
     assert set(s.round().tolist()) == {0, 1}
 
 
+def test_the_noise_is_as_weak_as_the_page_says(names: dict[str, Any]) -> None:
+    known: dict[str, Any] = names | {"normalize": torch.nn.functional.normalize}
+    printed(cell("noisy = torch.outer"), known)
+    noise = known["noisy"] - torch.outer(known["u"], known["v"])
+    assert 1 / float(singular_values(noise)[0]) == pytest.approx(50_000, rel=0.1)
+    assert "whose spectral norm is about fifty thousand times smaller" in prose()
+
+
 def test_zeros_of_a_spectrum_are_counted_and_take_their_share_of_the_axis() -> None:
     run = dict.fromkeys(("momentum", "weight"), gaussian(7, 9, dtype=torch.float64)) | {"gradient": rank_two()}
     figure, alt = figures.spectra(run)

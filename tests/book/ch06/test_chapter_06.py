@@ -61,6 +61,13 @@ def sent_by_stage() -> Callable[..., dict[str, float]]:
     return space["sent_by_stage"]
 
 
+def test_zero3_sends_more_from_the_first_micro_batch_on_and_zero2_from_the_second() -> None:
+    one, two = (sent_by_stage()(4, k) for k in (1, 2))
+    assert one["ZeRO-1"] == one["ZeRO-2"] < one["ZeRO-3"]
+    assert two["ZeRO-1"] < two["ZeRO-2"]
+    assert any("and ZeRO-2 from the second one on" in cell.source for cell in PAGE)
+
+
 def test_the_stages_keep_what_the_puzzle_asks_for() -> None:
     for D in (4, 64):
         kept = [sum(row.values()) for row in figures.kept_by_stage(D).values()]

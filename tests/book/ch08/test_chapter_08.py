@@ -134,6 +134,9 @@ def test_the_small_step_of_the_page_works_on_any_number_of_ranks(dp: int) -> Non
     whole, wrong = (torch.linalg.svdvals(names[name].float().view(4, 5)) for name in ("update", "wrong"))
     assert whole[0] < 2 * whole[-1]
     assert wrong[0] > 2 * wrong[-1]
+    lengths = [float(names["wrong"][piece].norm()) for piece in names["pieces"] if len(names["wrong"][piece])]
+    assert [f"{length:.1f}" for length in lengths] == ["0.7"] * len(lengths)
+    assert any("a row of length about 0.7" in cell.source for cell in stored_pages.cells("08_muon_over_dp"))
 
 
 def test_nothing_that_the_page_compares_differs() -> None:
