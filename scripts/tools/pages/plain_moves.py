@@ -29,7 +29,7 @@ SAYS = {
     "half of the matrix.",
     "reduce_scatter": "The processes of a column take the mean of their gradients, and each keeps one piece of it "
     "(reduce-scatter).",
-    "momentum": "Each process adds its piece to its momentum, which is a running average of past gradients.",
+    "momentum": "Each process adds its piece to its momentum, a running sum in which old gradients fade.",
     "dp_gather": "The processes of a column send each other their pieces, so that each has its half of the momentum "
     "(all-gather).",
     "tp_gather": "The two processes of a row exchange their halves. Now each has the whole matrix, which Muon needs "
