@@ -84,8 +84,8 @@ ITERATION = (
     Formula("share = 5 * A / N", "The same for square matrices: twice the batch halves it."),
 )
 BYTES = (
-    Formula("zero1 = (D - 1) / D * n * (g + w)", "Bytes that a rank sends in a step of ZeRO-1, with AdamW or Muon."),
-    Formula("muon = zero1 + m * n * sent", "With Muon's momentum. The factor “sent” depends on the layout."),
+    Formula("zero1 = (D - 1) / D * n * (g + w)", "Bytes that a rank sends in a step of ZeRO-1 with AdamW."),
+    Formula("muon = zero1 + m * n * sent", "With Muon, which also sends momentum. The factor “sent” is the layout's."),
 )
 SYMBOLS = (
     "D and T count the data-parallel and tensor-parallel ranks. n is the number of elements of the hidden matrices on "
@@ -95,7 +95,7 @@ SYMBOLS = (
 )
 ABOUT_LAYOUTS = (
     "*sent* goes into the formula above, and *times* says how often all ranks together orthogonalize one matrix in a "
-    "step. The book's fifth layout, **MuonW**, is an optimizer of its own on FSDP2, "
+    "step. **MuonW** is none of these but an optimizer of its own on FSDP2, "
     "and [the back of an envelope](roofline.md) has the bytes that it adds there."
 )
 LAYOUTS = (
@@ -126,7 +126,8 @@ LAYOUTS = (
         'strategy="owner"',
         "2 * (T - 1) / (T * D)",
         "1",
-        "No shard cuts a matrix, and one rank of the grid takes each; shards are padded to one length.",
+        "No shard cuts a matrix, and one rank of the grid takes each. Shards are padded to one length, and "
+        "the formula leaves this padding out.",
     ),
     SheetLayout(
         "periodic",

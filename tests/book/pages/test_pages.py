@@ -178,6 +178,8 @@ def test_the_bill_can_be_had_for_other_models(
     assert out.endswith((STORED / "cut_prices.md").read_text(encoding="utf-8"))
     matrices, elements = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) (?:matrices|elements)", out))
     assert f"{elements / 1e9:.0f} billion elements in {matrices:,} matrices" in page
+    specs, muon = prices.MODEL.specs(1)
+    assert f"the {sum(specs[index].name.endswith('router') for index in muon)} routers" in page
     assert elements * 4 == prices.prices()["DP 64, momentum not cut"].kept
     monkeypatch.setattr(sys, "argv", ["cut_prices", "--model", "gpt2"])
     with pytest.raises(UsageError, match="--model gpt2: its heads cannot be cut over 8 ranks; choose another"):

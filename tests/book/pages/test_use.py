@@ -44,6 +44,11 @@ def test_the_measured_line_learns_better_on_every_seed_and_in_fewer_steps() -> N
         assert min(rates) < best[optimizer]["lr"] < max(rates)
 
 
+def test_the_contract_says_how_large_muons_updates_are() -> None:
+    updates = results.load("claims")["update_rms_in_training"]["muon"]
+    assert all(0.1 < watched["median"] < watched["most"] < 0.2 for watched in updates)
+
+
 def test_chapter_17_counts_364_collectives_and_two() -> None:
     chapter = (ROOT / "notebooks" / "17_muonw.ipynb").read_text(encoding="utf-8")
     assert re.search(r"torch\.optim\.Muon +364 ", chapter)
