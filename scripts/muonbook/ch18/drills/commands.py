@@ -34,8 +34,14 @@ def begin(command: list[str], run: Path, faults: str) -> subprocess.Popen[bytes]
     with open(run.parent / "log", "ab") as log:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            preexec_fn=processes.end_with_parent,
+            preexec_fn=_by_itself,
         )  # fmt: skip
+
+
+def _by_itself() -> None:
+    """Make a process end with this one, and hear Ctrl-C, which whatever a shell starts in the background ignores."""
+    processes.end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(ground: DrillGround, true: Callable[[], object], what: str) -> None:
