@@ -112,7 +112,10 @@ TOGETHER = {
     "test_browser": "test_book",
     "test_certificate": "test_prediction",
 }  # they look at the same books, and worlds
-APART = "test_a_chapter_prints_in_colab_what_it_shows"  # these take long and share nothing
+APART = (  # these take long and share nothing
+    "test_a_chapter_prints_in_colab_what_it_shows",
+    "test_a_drill_on_machines_ends_as_it_is_stored",
+)
 FIRST = (  # a long one dealt last is alone
     "test_notebooks",
     "test_browser",

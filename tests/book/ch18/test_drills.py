@@ -14,7 +14,7 @@ from distmuon import launch
 from distmuon.launch import WorldError
 from distmuon.models import run_settings
 from muonbook.ch18 import demo, outages
-from muonbook.ch18.drills import drill_table, table
+from muonbook.ch18.drills import table
 from muonbook.ch18.drills.faults import Fault
 from muonbook.ch18.drills.harness import EVERY, DrillFailed, DrillGround, words_of
 from muonbook.ch18.drills.ranks import DRILLS, RankDrill
@@ -30,7 +30,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> DrillGround:
 
 
 def stored() -> dict[str, dict[str, Any]]:
-    return {row["drill"]: drill_table.renamed(row) for row in results.load("drills")["drills"]}
+    return {row["drill"]: row for row in results.load("drills")["drills"]}
 
 
 def unmeasured(row: dict[str, Any]) -> dict[str, Any]:
@@ -76,15 +76,6 @@ def test_the_stored_table_is_whole_and_says_nothing_that_must_not_be() -> None:
         if row["after"] is not None:
             assert row["after"] < 20, row
             assert row["when"] != table.AT_TIMEOUT or row["after"] >= 0.99, row
-
-
-def test_only_stored_words_are_renamed_and_the_page_says_what_is_done_now() -> None:
-    found = results.load("drills")
-    done = {row["done"] for row in found["drills"]}
-    assert set(drill_table.CALLED) <= done  # drills that are stored anew need none of these
-    shown = drill_table.markdown(found)
-    assert "| --folder below /proc, where no folder can be made | --folder run/metrics.jsonl: cannot be" in shown
-    assert not any(f"| {old} |" in shown for old in drill_table.CALLED)
 
 
 def test_a_training_that_a_busy_machine_ends_before_its_fault_is_begun_again(

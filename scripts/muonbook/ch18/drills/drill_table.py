@@ -16,10 +16,6 @@ FEW = (
     "a machine loses its power",
     "a cable is pulled",
 )
-CALLED = {  # what was done, in the words of when the drills were stored -> in those that they have now
-    "--folder in a file system that is read-only": "--folder below /proc, where no folder can be made",
-    "rank 1 may not have the memory that it asks for": "rank 1 asks for more memory than it may have",
-}
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -30,14 +26,9 @@ def show(found: Mapping[str, Any]) -> None:
     display(Markdown(f"<details><summary>All of them</summary>\n\n{markdown(found)}\n\n</details>"))
 
 
-def renamed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored row, in which what was done is called as the drill calls it now."""
-    return {**row, "done": CALLED.get(row["done"], row["done"])}
-
-
 def few(found: Mapping[str, Any]) -> list[str]:
     """Return a few drills in aligned lines: what was done, when it was noticed, how many steps were lost."""
-    by_name = {row["drill"]: renamed(row) for row in found["drills"]}
+    by_name = {row["drill"]: row for row in found["drills"]}
     rows = [by_name[name] for name in FEW]
     width = max(len(row["done"]) for row in rows)
     told = [f"{row['done']:<{width}}  {row['when']:<15}{row['lost']:>3}" for row in rows]
@@ -47,7 +38,7 @@ def few(found: Mapping[str, Any]) -> list[str]:
 def markdown(found: Mapping[str, Any]) -> str:
     """Return all drills as tables, one for each place where something may happen."""
     by_place: dict[str, list[Mapping[str, Any]]] = {}
-    for row in map(renamed, found["drills"]):
+    for row in found["drills"]:
         by_place.setdefault(row["where"], []).append(row)
     return "\n".join(
         f"**{place.capitalize()}** ({len(rows)})\n\n{table(HEADS, map(_cells, rows))}"
