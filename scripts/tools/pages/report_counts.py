@@ -1,7 +1,7 @@
 """From 0.57 to 1.71: one report's two runs counted in six ways, each one change from the one before, as a table.
 
 Durations are those of the run's public traces (book/results/report_traces.json), bytes those that our map plans for
-its five matrices (`measure.reported`).
+its five matrices (`measure.reported`). Both are of the run's five steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from muonbook.figures.style import in_bytes
 from muonbook.markdown_table import table
 from muonbook.measure import reported
+from tools.reported_projection import STEPS
 
 MUON, ADAMW = "trace_muon_FULLSTEP_dp2_tp2", "trace_adamw_FULLSTEP"
 GRID, ADAMWS_GRID = (2, 2), (4, 1)
@@ -49,9 +50,9 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
         {run["run"]: run for run in found["runs"]},
         [found["traces"][f"{name}_rank0"] for name in (MUON, ADAMW)],
     )
-    steps, all_reduces = reported.steps(*GRID), reported.all_reduces(ADAMWS_GRID[0])
+    planned, all_reduces = reported.steps(*GRID), STEPS * reported.all_reduces(ADAMWS_GRID[0])
     names = ("gathers", "over_tp", "muon", "adamw")
-    gathers, over_tp, muon, adamw = (fmean(getattr(row, name) for row in steps) for name in names)
+    gathers, over_tp, muon, adamw = (STEPS * fmean(getattr(row, name) for row in planned) for name in names)
     momentum = {"momentum over DP": gathers - over_tp, "over TP": over_tp}
     step = {**momentum, "the rest": muon - gathers}
     again = " and ".join(
@@ -89,7 +90,7 @@ def ways(found: Mapping[str, Any]) -> list[WayToCount]:
             "A part of Muon's step stands beside all of AdamW's: that run never sent Muon's gradients and parameters.",
         ),
         WayToCount(
-            "bytes of Muon's whole step",
+            "bytes of Muon's whole steps",
             step,
             {"everything": all_reduces},
             "It looks as if her number were confirmed, but AdamW still runs on another grid.",

@@ -147,6 +147,10 @@ def test_what_the_page_says_of_momentum() -> None:
     language = results.load("race_language")
     assert {language["racers"][name]["best"]["momentum"] for name in ("muon", "adamw")} == {0.6}
     assert [language["racers"][name]["best"]["others"] for name in ("muon", "adamw")] == [0.25, 1]
+    for race, matrices, everything_else in (("digits", 1, 1 / 256), ("language", 8, 2), ("fashion", 4, 1)):
+        muon, adamw = (results.load(f"race_{race}")["racers"][name]["best"] for name in ("muon", "adamw"))
+        assert muon["lr"] / adamw["lr"] == pytest.approx(matrices)
+        assert muon["lr"] * muon["others"] / (adamw["lr"] * adamw["others"]) == pytest.approx(everything_else)
     usual = {name: tables.gaps(language, name, usual=True) for name in ("muon", "adamw")}
     tuned = {name: tables.gaps(language, name) for name in usual}
     for name in usual:

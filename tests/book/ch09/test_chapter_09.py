@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from distmuon.optim.newton_schulz import flops, newton_schulz, singular_values
 from muonbook.ch09.experiments import momentum_of_digits, optimizer_cost
 from muonbook.ch09.figures import pair
 from muonbook.ch09.small_layers import whole_numbers
+from muonbook.planner.fabrics import ADAPTER, FABRICS, NVLINK, PEAK_FLOPS, SUSTAINED
 
 WORKER = str(worlds.ROOT / "scripts" / "09_tensor_parallel.py")
 
@@ -99,6 +101,7 @@ def test_no_number_of_tp_ranks_brings_newton_schulz_below_a_dth_of_the_model() -
     assert [cost.newton_schulz_flops == cost.least_flops for cost in eight] == [False, False, True, True]
     assert all(cost.cut_matrices and cost.newton_schulz_flops > cost.least_flops for cost in seven)
     assert eight[0].temporary_bytes == eight[1].temporary_bytes < eight[2].temporary_bytes < eight[3].temporary_bytes
+    assert all(less.temporary_bytes < more.temporary_bytes for less, more in pairwise(seven))
 
 
 def test_the_bound_on_t_is_where_messages_take_their_share_of_the_products() -> None:
@@ -112,6 +115,19 @@ def test_the_bound_on_t_is_where_messages_take_their_share_of_the_products() -> 
         products = 6 * 12 * width**2 * tokens / T / F
         messages = 4 * 2 * (T - 1) / T * 2 * tokens * width / L
         assert messages == pytest.approx(share * products)
+
+
+def test_what_the_page_says_of_the_peak_and_of_links() -> None:
+    (cell,) = (cell for cell in stored_pages.every_cell("09_tensor_parallel") if "def most_tp_ranks" in cell.source)
+    names: dict[str, Any] = {}
+    exec(cell.source, names)
+    assert names["F"] / PEAK_FLOPS == pytest.approx(SUSTAINED, abs=0.005)  # "40 per cent"
+    assert int(names["most_tp_ranks"](0.2, 8192, NVLINK.bytes_per_second)) == 9
+    names["F"] = PEAK_FLOPS
+    assert int(names["most_tp_ranks"](0.2, 8192, NVLINK.bytes_per_second)) == 4
+    assert names["most_tp_ranks"](0.42, 8192, NVLINK.bytes_per_second) == pytest.approx(8, abs=0.1)  # "42 per cent"
+    two_hosts = FABRICS["nvlink_infiniband"].links(1, 16)["tp"]
+    assert (ADAPTER.bytes_per_second, two_hosts.bytes_per_second) == (50e9, 400e9)
 
 
 def test_the_page_has_the_numbers_of_the_picture() -> None:

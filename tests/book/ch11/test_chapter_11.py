@@ -10,8 +10,9 @@ import worlds
 from test_museum import BYTES, CAUGHT_BY, RAISES, RESULTS
 
 from distmuon.optim.newton_schulz import newton_schulz
-from muonbook.ch11.experiments import SCENARIOS
-from muonbook.ch11.museum import EXHIBITS
+from distmuon.sharding.layout import ParamSpec, plan
+from muonbook.ch11.experiments import BUCKET_SIZE, DP, SCENARIOS, SHAPES, TP
+from muonbook.ch11.museum import EXHIBITS, without_padding
 
 WORKER = str(worlds.ROOT / "scripts" / "11_bug_museum.py")
 PAGE = [cell.source for cell in stored_pages.every_cell("11_bug_museum")]
@@ -73,7 +74,7 @@ def run(part: str, old: str = "", new: str = "") -> dict[str, Any]:
     return names
 
 
-def test_shapes_of_different_size_catch_a_missing_dp_gather_and_equal_ones_do_not() -> None:
+def test_a_missing_dp_gather_is_caught_where_the_boundary_cuts_a_matrix() -> None:
     test = run("def updates_of(")["test"]
     for shapes, right in (
         ([(4, 6), (4, 6)], [True, True]),
@@ -82,6 +83,19 @@ def test_shapes_of_different_size_catch_a_missing_dp_gather_and_equal_ones_do_no
     ):
         assert test(shapes, gather=False) == right
         assert test(shapes, gather=True) == [True, True]
+    assert test([(4, 6)] * 3, gather=False) == [True, False, True]
+
+
+def test_matrices_of_128_x_128_would_need_no_padding_and_all_be_cut() -> None:
+    """Quick question 1."""
+    specs = []
+    for name, (_, cut) in SHAPES.items():
+        local = tuple(128 // TP if dim == cut else 128 for dim in range(2))
+        specs.append(ParamSpec(name, local, "float32", cut))
+    layout = plan(specs, DP, BUCKET_SIZE)
+    assert without_padding(layout) == layout
+    assert [bucket.params for bucket in layout.buckets] == [(0,), (1,), (2,), (3,)]
+    assert [len(layout.owners(bucket, *bucket.params)) for bucket in layout.buckets] == [DP] * 4
 
 
 def test_one_step_from_a_momentum_that_is_not_zero_catches_a_gathered_gradient() -> None:

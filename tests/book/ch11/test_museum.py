@@ -2,6 +2,7 @@
 
 import re
 
+import museum_workers
 import pytest
 import stored_pages
 import torch
@@ -90,6 +91,16 @@ def test_without_tensor_parallelism_a_1d_view_raises_nothing_and_is_wrong() -> N
     assert identical(workers.on_grid(None, scenario, grid)[0], reference)
     parameters, _ = workers.on_grid("1-D view", scenario, grid)
     assert all(difference(parameters, {key: reference[key]}, workers.initial()) > 0.3 for key in reference)
+
+
+def test_a_1d_view_raises_only_where_tp_cuts_along_dimension_1() -> None:
+    scenario = workers.Scenario(groups=(("columns", "whole", "other"),))  # without `rows`
+    for seen in launch.run(museum_workers.visit, ("1-D view", scenario), dp=workers.DP, tp=workers.TP):
+        far = workers.moved(seen.parameters, scenario)
+        assert {key for key, distance in far.items() if distance > 0.3} == {"columns", "whole", "other"}
+    rows = workers.Scenario(groups=(("rows",),))
+    with pytest.raises(launch.WorldError, match="Dimension out of range"):
+        launch.run(museum_workers.visit, ("1-D view", rows), dp=workers.DP, tp=workers.TP)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """One report, counted in six ways: the table of the claims page, and the numbers in it."""
 
+import pytest
+
 from muonbook.measure import reported, results
 from tools.pages import report_counts
 
@@ -13,6 +15,9 @@ def test_six_ways_of_counting_lead_from_the_reports_number_to_that_of_whole_step
     # what the calls leave out is what AdamW itself sends
     assert step.muon["the rest"] == sum(step.muon.values()) - sum(calls.muon.values()) == sum(one_grid.adamw.values())
     assert ranks.muon["waiting"] > 0.3 * sum(ranks.muon.values())
+    # time and bytes are of the same five steps, so one over the other is the rate that the page names
+    rate = sum(calls.adamw.values()) / (ranks.adamw["sending"] / 1000)
+    assert rate / 1e9 == pytest.approx(results.load("claims")["projection"]["gigabytes_per_second"])
 
 
 def test_which_rank_one_asks_decides_the_ratio_of_one_and_the_same_run() -> None:
