@@ -138,6 +138,8 @@ def test_a_whole_model_is_counted_as_its_comments_say() -> None:
     assert f"# {names['operations']:.2e}".replace("e+", "e") in PAGE
     assert f"# {names['seconds']:.0f}\n" in PAGE
     assert f"{100 * names['scores'] / names['operations']:.0f} per cent more here" in PAGE
+    assert [round(names[name] / 1e9) for name in ("one_gpu", "each_of_eight")] == [121, 51]
+    assert "29 GB left" in PAGE
 
 
 def test_the_blocks_on_the_page_are_the_formula() -> None:
@@ -154,14 +156,23 @@ def test_what_the_page_says_in_numbers_follows_from_its_assumptions() -> None:
     _, many = PRESETS["1t"]
     attention = sum(matrices.number for matrices in many.stage(many.parts[0]))
     assert f"{attention} attention matrices and {many.dp} DP ranks" in PAGE
-    assert f"{many.dp - attention} ranks hold nothing but padding" in PAGE
+    assert f"so {many.dp - attention} of the {many.dp} shards of these are nothing but padding" in PAGE
+    owner = replace(many, layout="owner")
+    slow, quick = (
+        (owner.newton_schulz_seconds + owner.muon_dp_bytes / link.bytes_per_second) / owner.adamw_seconds
+        for link in (ADAPTER, INFINIBAND)
+    )
+    assert f"so the {100 * slow:.1f} per cent would be about {100 * quick:.1f} there" in PAGE
     memory = 3.35e12
     assert "989 / 3.35 = 295" in PAGE
     assert round(PEAK_FLOPS / memory) == 295
     assert "a \\ge 590" in PAGE
     assert 2 * 295 == 590
-    wide = next(a for a in range(1, 590) if roofline_picture.intensity(a, 1 << 30) >= PEAK_FLOPS / memory)
-    assert f"for a very wide one, {wide} suffice" in PAGE
+    least = [
+        next(a for a in range(1, 1000) if roofline_picture.intensity(a, max(a, width)) >= PEAK_FLOPS / memory)
+        for width in (0, 1 << 30)
+    ]
+    assert "need $a \\ge {}$ for a square, and {} for a very wide matrix".format(*least) in PAGE
     for link, rings in ((INFINIBAND, "one ring"), (ADAPTER, "eight rings")):
         assert f"it takes {roofline_parts.REACHED / link.bytes_per_second:,.0f} tokens per rank" in PAGE, rings
     dense, experts = (part.hidden / part.local * (part.dp - 1) / part.dp for part in many.parts)
@@ -177,8 +188,12 @@ def test_what_the_page_says_of_experts_overlap_and_other_machines_follows_from_i
     flat, owner = replace(seventy, layout="gather_all"), replace(trillion, layout="owner")
     adds, hidden = percent(flat.share), percent(flat.newton_schulz_seconds / flat.pass_seconds)
     newton_schulz, passes = f"{1000 * flat.newton_schulz_seconds:.0f} ms", f"{flat.pass_seconds:.2f} s"
-    sent = in_bytes(flat.muon_dp_bytes + flat.muon_tp_bytes), f"{flat.muon_seconds - flat.newton_schulz_seconds:.2f} s"
-    assert "adds {} of Newton–Schulz and {}, which take {}, to".format(newton_schulz, *sent) in PAGE
+    sent = in_bytes(flat.muon_dp_bytes), in_bytes(flat.muon_tp_bytes)
+    took = f"{flat.muon_seconds - flat.newton_schulz_seconds:.2f} s"
+    assert (
+        "adds {} of Newton–Schulz, {} over DP and {} over TP, which take {}, to".format(newton_schulz, *sent, took)
+        in PAGE
+    )
     others = passes, f"{flat.adamw_seconds - flat.pass_seconds:.2f} s", in_bytes(flat.adamw_bytes)
     assert "the {} of the passes and the {} that AdamW's {} take".format(*others) in PAGE
     assert f"and that is {adds[:-2]} per cent" in PAGE
@@ -202,9 +217,11 @@ def test_what_the_page_says_of_shards_and_the_busiest_rank_is_planned() -> None:
     assert f"about {part.owners:.1f} for the 70B below" in PAGE
     sizes = [math.prod(weight.shape) for weight in MODELS["llama3_70b"].weights() if weight.muon]
     assert f"would add {len(sizes) * max(sizes) / sum(sizes) - 1:.0%}".replace("%", " per cent") in PAGE
-    mean, most = zip(*(planned("llama3_8b", 64, 2, 1, layout).flops for layout in ("gather_all", "muonw")), strict=True)
-    more = [f"{top / middle - 1:.0%}".rstrip("%") for middle, top in zip(mean, most, strict=True)]
-    assert "gives it {} and {} per cent more".format(*more) in PAGE
+    (mean, most), (_, owner), (_, waves) = (
+        planned("llama3_8b", 64, 2, 1, layout).flops for layout in ("gather_all", "owner", "muonw")
+    )
+    assert f"{100 * (most / mean - 1):.0f} per cent more work than the average one" in PAGE
+    assert f"{100 * (waves / owner - 1):.0f} per cent more than the busiest owner" in PAGE
 
 
 def test_bytes_that_a_rank_keeps_are_those_of_the_table() -> None:

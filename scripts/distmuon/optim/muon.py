@@ -318,7 +318,7 @@ class Muon(MasterWeights):
     their default.
 
     params: as for any torch optimizer; every parameter is a matrix [A, B], or holds several.
-    lr: learning rate, 0 or more. The default is AdamW's, right for scale="match_rms"; the other scale wants another.
+    lr: learning rate, 0 or more. The default is AdamW's, right for scale="match_rms"; other scales want others.
     momentum: mu, in [0, 1).
     nesterov: feed Newton–Schulz the momentum with this step's gradient counted once more, as Nesterov does.
     momentum_kind: "sum", M <- mu M + G, or "average", M <- mu M + (1 - mu) G. Newton–Schulz divides the difference out.
@@ -340,8 +340,8 @@ class Muon(MasterWeights):
     master_weights: keep a float32 master of every bf16 parameter, 4 bytes for each of its elements, and its momentum in
         float32. None: none, and a warning where weight decay is lost to rounding; False: none.
 
-    state: `momentum_buffer`, [A, B], in the parameter's dtype, and perhaps `master_weight`. NorMuon has one number for
-        each row of each matrix, `row_exp_avg_sq`, in float32 or wider.
+    state: `momentum_buffer`, [A, B], in the parameter's dtype, or in float32 beside a `master_weight`. NorMuon has one
+        number for each row of each matrix, `row_exp_avg_sq`, in float32 or wider.
 
     With momentum_kind="average", scale="original", compute_dtype=torch.bfloat16, ns_form="standard", ns_norm="torch",
     batched=False and an lr it is torch.optim.Muon. A bf16 parameter is decayed and moved in float32 and rounded once;

@@ -47,12 +47,12 @@ def newton_schulz(
     """Orthogonalize one matrix, or a batch of them: return about U V^T for each M = U S V^T.
 
     matrices: [..., A, B], real floating point; all leading dimensions are batch. Any of them may be 0.
-    steps: iterations; five of "muon" leave singular values in about 0.7 to 1.2, but for those that were less than a
-        thousandth of the matrix's norm, which stay smaller.
+    steps: iterations; five of "muon" leave singular values in about 0.7 to 1.2, but for those that were less than
+        0.0015 of the matrix's Frobenius norm, which stay smaller.
     coefficients: see `quintics`.
     compute_dtype: "auto" (see `fast_dtype`) or a floating dtype.
-    form: "standard", as above; "gram", its Gram form (see `gram`), equal up to rounding, centred unless it is computed
-        in float16; "auto", whichever is faster (see `fast_form`, and for GPUs `half_gram_pays`).
+    form: "standard", three products in an iteration; "gram", its Gram form (see `gram`), equal up to rounding, centred
+        unless it is computed in float16; "auto", whichever is faster (see `fast_form`, and for GPUs `half_gram_pays`).
     norm: "safe", taken in the input's dtype or float32, whichever is wider, before the cast. "torch", as
         torch.optim.Muon does it: the cast first, then a norm in that dtype and of at least 1e-7. With it, with
         bfloat16, form="standard" and one matrix at a time, the result is torch's to the bit. It is not the default:

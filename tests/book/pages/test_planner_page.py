@@ -17,6 +17,8 @@ from muonbook.figures import player
 from muonbook.measure import results
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED
 from muonbook.planner.model_shapes import MODELS, find_shape
+from muonbook.planner.parts.every_rank import Zero1Part
+from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
 from tools.pages import plans, published
@@ -65,12 +67,19 @@ def test_what_the_page_says_of_the_first_plan() -> None:
     assert float(shares["Newton–Schulz"]) < 1
 
 
+def test_what_the_page_says_of_attentions_own_products() -> None:
+    shape = find_shape(str(worlds.ROOT / "scripts/examples/my_model.toml"))
+    share = 12 * shape.layers * shape.width * shape.context / (6 * shape.active)  # Q @ K.T and scores @ V, both ways
+    assert f"they would add {100 * share:.0f} per cent to forward and backward" in PROSE
+
+
 def test_all_wait_in_every_bucket_and_rings_share_adapters_as_the_page_says() -> None:
     setting = WorldSetting(
         find_shape(str(worlds.ROOT / "scripts/examples/my_model.toml")), Degrees(8, 2), tokens=1 << 20
     )
     plan, rate = WorldPlan(setting), setting.fabric.flops_per_second
     (part,) = plan.stages[0].parts.values()
+    assert isinstance(part, Zero1Part)
     slowest = sum(times * max(load.flops for load in loads) for loads, times in part.world.bucket_groups.items())
     assert f"as long as {slowest / 1e12:.2f} TFLOP here, and not {plan.flops[1] / 1e12:.2f}" in PROSE
     assert plan.seconds["Newton–Schulz"] == pytest.approx(slowest / rate, rel=0.01)
@@ -113,6 +122,7 @@ def test_what_the_page_and_chapter_17_say_of_layouts() -> None:
     assert f"once in a step, which takes {seconds['gradients'] + seconds['parameters']:.2f} s" in PROSE
     stage = WorldPlan(replace(setting, optimizer="muonw")).stages[0]
     (part,), link = stage.parts.values(), setting.fabric.ring(64, 2)
+    assert isinstance(part, FsdpPart)
     assert (setting.micro_batches, part.gathers()["weights"][0], part.gathers()["gradients"][0]) == (8, 2 * 32 + 1, 33)
     twice, once = (
         8 * (calls * 63 * link.alpha_seconds + sent / link.bytes_per_second)
@@ -197,8 +207,9 @@ def test_what_the_page_says_of_where_a_trillion_parameters_lose_time() -> None:
 def test_what_the_page_says_of_buckets_of_experts() -> None:
     setting = WorldSetting(find_shape(divisions.MODEL), Degrees(8, 8, 16), sequence_parallel=True)
     ours, flat = WorldPlan(setting), WorldPlan(replace(setting, rule="flat"))
-    experts = ours.stages[1].parts["expert "].world.matrices
-    assert {len(rows) for _, rows in experts} == {16}
+    experts = ours.stages[1].parts["expert "]
+    assert isinstance(experts, Zero1Part)
+    assert {len(rows) for _, rows in experts.world.matrices} == {16}
     times = "it takes {:.2f} s with `--buckets flat`, and not {:.2f}".format(
         *(plan.seconds["Newton–Schulz"] for plan in (flat, ours))
     )
