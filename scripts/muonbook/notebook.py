@@ -128,13 +128,6 @@ def folded(lines: Sequence[str], summary: str) -> None:
     display(Markdown(f"<details><summary>{summary}</summary>\n\n```text\n{text}\n```\n\n</details>"))
 
 
-def side_by_side(left: Any, right: Any) -> None:
-    """Show the source of two functions beside each other, or below each other where the page is narrow."""
-    room = "flex:1 1 max-content;max-width:100%;min-width:0"
-    columns = "".join(f'<div style="{room}">\n\n{_listing(thing)}\n\n</div>\n' for thing in (left, right))
-    display(Markdown(f'<div style="display:flex;flex-wrap:wrap;gap:1em">\n{columns}</div>'))
-
-
 def picture(figure: Figure, alt: str) -> None:
     """Show a figure with its description for those who cannot see it: the alt text of the book's page."""
     image = style.png(figure, alt)

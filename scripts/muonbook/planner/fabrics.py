@@ -117,7 +117,6 @@ FABRICS: dict[str, Fabric] = {
     "one_wire": Fabric("one wire for all", ADAPTER, ADAPTER, node=1),
 }
 
-ONE_AT_A_TIME = {f"{name} x {by:g}": Factors(**{name: by}) for name in Factors._fields for by in (0.5, 2.0)}
 CORNERS = [Factors(i, b, a, f) for i in (0.5, 2) for b in (0.5, 2) for a in (0.5, 2) for f in (0.5, 2)]
 
 

@@ -132,7 +132,7 @@ def _folds(chapter: NotebookNode) -> Iterator[str]:
 
 
 def only_shows(source: str) -> bool:
-    """Say whether a cell consists of imports and calls of notebook.source or notebook.side_by_side, one at least."""
+    """Say whether a cell consists of imports and calls of notebook.source, one at least."""
     try:
         lines = ast.parse(source).body
     except SyntaxError:  # a command after `!`, or a `%%writefile`
@@ -143,7 +143,7 @@ def only_shows(source: str) -> bool:
         if isinstance(line, ast.Expr) and isinstance(line.value, ast.Call)
     ]
     imports = sum(isinstance(line, ast.Import | ast.ImportFrom) for line in lines)
-    shown = sum(call in ("notebook.source", "notebook.side_by_side") for call in calls)
+    shown = sum(call == "notebook.source" for call in calls)
     return shown > 0 and shown + imports == len(lines)
 
 
