@@ -168,7 +168,8 @@ def markdown() -> str:
     notes += [
         f"- {_why_nvidias_differ()}",
         f"- {_why_dmuons_differ()}",
-        f"- Not in the table, because they lack a model, a grid or a batch: {first}, {', '.join(others[:-1])} and {others[-1]}.",
+        f"- Not in the table, because they lack a model, a grid or a batch: {first}, {', '.join(others[:-1])} "
+        f"and {others[-1]}.",
     ]
     lines = "\n".join(notes)
     return (
