@@ -188,9 +188,9 @@ def train_digits(name: str | None, grid: Grid) -> Visit:
     return Visit(run.parameters, [], "", run.losses[-1])
 
 
-def visit_lonely(world: launch.World, name: str | None) -> Visit:
-    """Return what this rank sees where a rank owns nothing for Muon in a bucket, if its world does not end."""
-    return visit(name, LONELY, Grid.of(world))
+def visit_on_rank(world: launch.World, name: str | None, scenario: Scenario) -> Visit:
+    """Return what this rank sees of one exhibit in one scenario, if its world does not end."""
+    return visit(name, scenario, Grid.of(world))
 
 
 def moved(found: dict[str, Tensor], scenario: Scenario) -> dict[str, float]:
@@ -309,7 +309,7 @@ def show_table(names: Sequence[Exhibit], ranks: Ranks) -> None:
 def show_lonely() -> None:
     """Show the one exhibit that can end a rank: it gets a world of its own."""
     try:
-        launch.run("muonbook.ch11.experiments:visit_lonely", ("empty shard",), dp=DP, tp=TP, timeout=5)
+        launch.run("muonbook.ch11.experiments:visit_on_rank", ("empty shard", LONELY), dp=DP, tp=TP, timeout=5)
         print("  a rank owns nothing: nothing happened")
     except launch.WorldError as error:
         who = "a rank" if error.rank is None else f"DP rank {error.rank // TP}"

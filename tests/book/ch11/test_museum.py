@@ -2,7 +2,6 @@
 
 import re
 
-import museum_workers
 import pytest
 import stored_pages
 import torch
@@ -95,12 +94,12 @@ def test_without_tensor_parallelism_a_1d_view_raises_nothing_and_is_wrong() -> N
 
 def test_a_1d_view_raises_only_where_tp_cuts_along_dimension_1() -> None:
     scenario = workers.Scenario(groups=(("columns", "whole", "other"),))  # without `rows`
-    for seen in launch.run(museum_workers.visit, ("1-D view", scenario), dp=workers.DP, tp=workers.TP):
+    for seen in launch.run(workers.visit_on_rank, ("1-D view", scenario), dp=workers.DP, tp=workers.TP):
         far = workers.moved(seen.parameters, scenario)
         assert {key for key, distance in far.items() if distance > 0.3} == {"columns", "whole", "other"}
     rows = workers.Scenario(groups=(("rows",),))
     with pytest.raises(launch.WorldError, match="Dimension out of range"):
-        launch.run(museum_workers.visit, ("1-D view", rows), dp=workers.DP, tp=workers.TP)
+        launch.run(workers.visit_on_rank, ("1-D view", rows), dp=workers.DP, tp=workers.TP)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +122,10 @@ def test_a_gathered_gradient_takes_a_first_step_that_differs_by_rounding_alone(v
 
 
 def test_a_rank_that_owns_nothing_ends_the_world_of_those_who_wait_for_it() -> None:
-    healthy = launch.run(workers.visit_lonely, (None,), dp=workers.DP, tp=workers.TP)
+    healthy = launch.run(workers.visit_on_rank, (None, workers.LONELY), dp=workers.DP, tp=workers.TP)
     assert all(set(workers.moved(seen.parameters, workers.LONELY).values()) == {0.0} for seen in healthy)
     with pytest.raises(launch.WorldError, match="dp_gather"):
-        launch.run(workers.visit_lonely, ("empty shard",), dp=workers.DP, tp=workers.TP, timeout=20)
+        launch.run(workers.visit_on_rank, ("empty shard", workers.LONELY), dp=workers.DP, tp=workers.TP, timeout=20)
 
 
 def test_casting_first_turns_large_gradients_into_nan(visits) -> None:
