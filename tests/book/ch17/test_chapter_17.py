@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 import stored_pages
@@ -15,9 +15,9 @@ import torch.distributed as dist
 import worlds
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon.sharding.precision import default_gather_dtype
+from distmuon.verify.counter import CollectiveCounter
 from muon_conformance.programs import PROGRAMS
 from muonbook.ch17 import four_steps, moving_rows
 from muonbook.ch17.kit import conformance_table
@@ -203,30 +203,16 @@ def test_of_a_transposed_matrix_each_rank_keeps_its_part_of_the_gram_matrix() ->
     assert re.findall(r"(\d)$", printed.getvalue(), re.M) == ["1", "0", "1", "1"]
 
 
-class Gathers(TorchDispatchMode):
-    """Notes how many elements each all-gather brings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor first: what it calls comes back here
-        result = func(*args, **(kwargs or {}))
-        if "all_gather" in str(func):
-            self.elements.append(result.numel())
-        return result
-
-
 def test_in_each_iteration_a_rank_fetches_x_twice_and_s_once() -> None:
     """The page's own lines, for a matrix of which X and S differ in size."""
     cell = stored_pages.cell_with("17_muonw", "def counted").source.replace("by_rows(64, 64)", "by_rows(64, 256)")
     shapes = stored_pages.cell_with("17_muonw", "FakeStore").source.partition("for rows, columns in")[0]
-    with contextlib.redirect_stdout(io.StringIO()), Gathers() as seen:
+    counter = CollectiveCounter()
+    with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(counter.ledger, "record") as record, counter:
         exec(shapes + cell, {})
+    gathered = [size // 4 for op, _, _, size, _ in (call.args for call in record.mock_calls) if op == "all_gather"]
     x, s = 64 * 256, 64 * 64
-    assert seen.elements == [x, s, x]
+    assert gathered == [x, s, x]
 
 
 def test_momentum_and_updates_travel_in_bf16() -> None:
