@@ -145,12 +145,12 @@ OPERATIONS = (  # of Newton–Schulz, over those of forward and backward: Kimi K
     Published("operations", "NVIDIA, April 2026", "Kimi K2's sizes", 51 / 1029, lambda: _operations(*K2)),
     Published("operations", "NVIDIA, April 2026", "Qwen3 30B-A3B", 35 / 686, lambda: _operations(*QWEN3)),
 )
-NOT_COMPARED = {
-    "Moonlight's 1 to 3 per cent": "a remark without a grid; the page of claims plans it on several",
-    "Canzona's 1.57 and 5.8": "neither the GPU nor the grid nor the batch is given, and the baseline is unclear",
-    "MuonBP's 8 per cent": "GPU, number of GPUs and batch are not given",
-    "Megatron's 632 to 157 ms": "model and batch are not given, and its two texts have different numbers",
-}
+NOT_COMPARED = (
+    "Moonlight's 1 to 3 per cent",  # a remark without a grid; the page of claims plans it on several
+    "Canzona's 1.57 and 5.8",  # neither the GPU nor the grid nor the batch is given, and the baseline is unclear
+    "MuonBP's 8 per cent",  # GPU, number of GPUs and batch are not given
+    "Megatron's 632 to 157 ms",  # model and batch are not given, and its two texts have different numbers
+)
 
 
 def markdown() -> str:
@@ -164,12 +164,11 @@ def markdown() -> str:
         for figure in FIGURES
     ]
     notes = [f"- {figure.by}, {figure.world}: {figure.note}." for figure in FIGURES if figure.note]
-    first, *others = NOT_COMPARED
+    *others, last = NOT_COMPARED
     notes += [
         f"- {_why_nvidias_differ()}",
         f"- {_why_dmuons_differ()}",
-        f"- Not in the table, because they lack a model, a grid or a batch: {first}, {', '.join(others[:-1])} "
-        f"and {others[-1]}.",
+        f"- Not in the table, because they lack a model, a grid or a batch: {', '.join(others)} and {last}.",
     ]
     lines = "\n".join(notes)
     return (
