@@ -48,6 +48,11 @@ def cells(chapter: str) -> list[StoredCell]:
     return [cell for cell in every_cell(chapter) if NOT_COMPARED not in cell.tags]
 
 
+def prose(chapter: str) -> str:
+    """Return the Markdown of notebooks/`chapter`.ipynb."""
+    return "\n".join(cell.source for cell in every_cell(chapter) if cell.kind == "markdown")
+
+
 @cache
 def every_cell(chapter: str) -> tuple[StoredCell, ...]:
     """Return the cells of notebooks/`chapter`.ipynb."""

@@ -101,7 +101,7 @@ def cell(beginning: str) -> str:
 
 def prose() -> str:
     """Return the Markdown of the page."""
-    return "\n".join(c.source for c in stored_pages.every_cell("01_why_orthogonalize") if c.kind == "markdown")
+    return stored_pages.prose("01_why_orthogonalize")
 
 
 @pytest.fixture(scope="module")

@@ -62,19 +62,15 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
     assert words in ending.err
 
 
-def prose() -> str:
-    """Return the Markdown of the page."""
-    return "\n".join(cell.source for cell in stored_pages.every_cell("02_newton_schulz") if cell.kind == "markdown")
-
-
 def test_the_band_begins_for_the_starts_that_the_page_names() -> None:
     ends = torch.tensor([0.0014, 0.0015], dtype=torch.float64)
     for a, b, c in quintics("muon", 5):
         ends = a * ends + b * ends**3 + c * ends**5
     below, lowest = (f"{end:.2f}" for end in ends.tolist())
     assert float(below) < float(lowest)
-    assert "singular values of at least 0.0015 of the Frobenius norm" in prose()
-    assert f"the values end in a band from {lowest} to 1.20" in prose()
+    page = stored_pages.prose("02_newton_schulz")
+    assert "singular values of at least 0.0015 of the Frobenius norm" in page
+    assert f"the values end in a band from {lowest} to 1.20" in page
 
 
 def test_missing_1_did_not_hurt_in_the_race_that_the_page_names() -> None:
@@ -82,7 +78,7 @@ def test_missing_1_did_not_hurt_in_the_race_that_the_page_names() -> None:
     gaps = {name: tables.gaps(race, name) for name in ("muon", "deepseek_v4", "polar_express")}
     muon, ten, polar = (f"{statistics.median(values):.3f}" for values in gaps.values())
     assert muon == ten
-    page = prose()
+    page = stored_pages.prose("02_newton_schulz")
     assert f"both end {muon} nats per letter above the lowest loss" in page
     assert f"In the same race it ended at {polar}, and we could not tell the two apart" in page
     assert not any(sweep.verdict(gaps[name], gaps["muon"]).claimed for name in ("deepseek_v4", "polar_express"))

@@ -89,9 +89,7 @@ def test_bytes_of_buckets_over_tp_are_chapter_12_s() -> None:
     rows = [line.split() for line in cell.printed.splitlines()[2:5]]
     assert [row[0] for row in rows] == ["4", "16", "64"]
     assert [f"{extreme(float(row[1]) for row in rows):.1f}" for extreme in (min, max)] == ["1.9", "2.5"]
-    in_bf16 = [
-        1 + 8 / 6 * (extreme(float(row[1]) for row in rows) - 1) for extreme in (min, max)
-    ]  # weights, not 4 bytes
+    in_bf16 = [1 + 8 / 6 * (extreme(float(row[1]) for row in rows) - 1) for extreme in (min, max)]  # 6 bytes, not 8
     (said,) = (
         cell.source for cell in stored_pages.cells("13_memory") if "with bf16 weights a third and" in cell.source
     )

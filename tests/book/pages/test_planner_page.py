@@ -25,6 +25,7 @@ from tools.pages import plans, published
 from tools.pages.plans import PARTS, by_part, frames_of_sizes
 
 PAGE = (worlds.ROOT / "book" / "planner.md").read_text(encoding="utf-8")
+EXAMPLE = str(worlds.ROOT / "scripts/examples/my_model.toml")
 PROSE = " ".join(PAGE.split())
 
 
@@ -68,15 +69,13 @@ def test_what_the_page_says_of_the_first_plan() -> None:
 
 
 def test_what_the_page_says_of_attentions_own_products() -> None:
-    shape = find_shape(str(worlds.ROOT / "scripts/examples/my_model.toml"))
+    shape = find_shape(EXAMPLE)
     share = 12 * shape.layers * shape.width * shape.context / (6 * shape.active)  # Q @ K.T and scores @ V, both ways
     assert f"they would add {100 * share:.0f} per cent to forward and backward" in PROSE
 
 
 def test_all_wait_in_every_bucket_and_rings_share_adapters_as_the_page_says() -> None:
-    setting = WorldSetting(
-        find_shape(str(worlds.ROOT / "scripts/examples/my_model.toml")), Degrees(8, 2), tokens=1 << 20
-    )
+    setting = WorldSetting(find_shape(EXAMPLE), Degrees(8, 2), tokens=1 << 20)
     plan, rate = WorldPlan(setting), setting.fabric.flops_per_second
     (part,) = plan.stages[0].parts.values()
     assert isinstance(part, Zero1Part)

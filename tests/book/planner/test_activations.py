@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,10 @@ def estimate(shape: Shape, recompute: bool = False) -> float:
     return (found / TOKENS - LOGIT_BYTES * shape.vocabulary) / 2
 
 
-def kept_by(shape: Shape, fused: bool) -> float:
+def kept_by(shape: Shape, fused: bool, recompute: bool = False) -> float:
     layer, x = Layer(shape, fused), torch.randn(1, TOKENS, shape.width).bfloat16().requires_grad_()
-    return kept_numbers(lambda: layer(x), list(layer.weights.values()))
+    run = partial(checkpoint, layer, x, use_reentrant=False) if recompute else partial(layer, x)
+    return kept_numbers(run, list(layer.weights.values()))
 
 
 @KINDS
@@ -178,9 +180,7 @@ def test_torchs_own_functions_keep_more_by_what_the_page_says() -> None:
 
 
 def test_a_recomputed_layer_keeps_its_input() -> None:
-    layer, x = Layer(LLAMA, fused=True), torch.randn(1, TOKENS, LLAMA.width).bfloat16().requires_grad_()
-    weights = list(layer.weights.values())
-    found = kept_numbers(lambda: checkpoint(layer, x, use_reentrant=False), weights)
+    found = kept_by(LLAMA, fused=True, recompute=True)
     assert found + kept_by(LLAMA, fused=True) == pytest.approx(estimate(LLAMA, recompute=True), rel=0.01)
 
 

@@ -72,8 +72,8 @@ class Metrics:
         totals, groups, parameters: of all, in a list, by name; each has:
             update_rms      of what moved the weights, decay and learning rate taken out, over those with a gradient;
                             None where no step was taken or lr is 0. It is measured at the weights: in bf16 without
-                            masters their rounding is part of it. Muon's is mostly between
-                            0.1 and 0.2, and AdamW's falls towards that as one trains.
+                            masters their rounding is part of it. Muon's is mostly between 0.1 and 0.2, and
+                            AdamW's falls towards that as one trains.
             weight_rms      after the step
             momentum_norm   Frobenius; momentum_buffer, or exp_avg
             gradient_norm   of the mean gradient; sharded: before clipping; else as `step` finds it
