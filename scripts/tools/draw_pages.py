@@ -16,6 +16,7 @@ from distmuon import launch
 from muonbook.figures import player, style
 from muonbook.measure import results
 from tools.pages import (
+    accounting,
     before_and_after,
     cheat_sheet,
     moving,
@@ -36,7 +37,11 @@ FILM = "nine_moves.svg"  # what the README shows
 
 def draw(target: Path) -> dict[str, str]:
     """Draw every picture into the folder `target`; return file -> its alt text, or how long it is."""
-    still = {**before_and_after.pictures(), "roofline.png": roofline_picture.draw()}
+    still = {
+        **before_and_after.pictures(),
+        "accounting.png": accounting.draw(),
+        "roofline.png": roofline_picture.draw(),
+    }
     moves = {
         "seven-cuts": (moving.moving_cuts(), None),
         "nine-moves": (plain_moves.frames(), plain_moves.STILL),

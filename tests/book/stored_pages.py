@@ -1,4 +1,4 @@
-"""What a chapter's page shows: its cells, and what they print, which `make test` makes its worlds answer anyway.
+"""What a page shows: a chapter's cells and what they print, which `make test` makes its worlds answer anyway.
 
 `test_a_chapter_prints_in_colab_what_it_shows` runs every chapter anew and holds each output against the stored one. A
 test that asks something of such an output reads it here, instead of starting the same worlds a second time.
@@ -6,10 +6,13 @@ test that asks something of such an output reads it here, instead of starting th
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COMPARED = "nbval-ignore-output"
@@ -66,3 +69,18 @@ def every_cell(chapter: str) -> tuple[StoredCell, ...]:
         )
         for cell in stored
     )
+
+
+def run_blocks(page: str) -> dict[str, Any]:
+    """Run the blocks of Python of book/`page`, one after the other, and return what they define.
+
+    Raises AssertionError where one prints anything else than the block of text that follows it.
+    """
+    names: dict[str, Any] = {}
+    blocks = r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?"
+    for code, shown in re.findall(blocks, (ROOT / "book" / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        assert printed.getvalue() == shown, code
+    return names

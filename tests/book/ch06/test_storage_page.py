@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import re
 from operator import attrgetter
-from typing import Any
 
+import stored_pages
 import worlds
 
 PAGE = (worlds.ROOT / "book" / "storage.md").read_text(encoding="utf-8")
 
 
 def test_examples_print_what_stands_under_them() -> None:
-    space: dict[str, Any] = {}
-    examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == PAGE.count("```python\n") == 4
-    for code, wanted in examples:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(code, space)
-        assert printed.getvalue() == wanted
+    assert PAGE.count("```python\n") == PAGE.count("```\n\n```text\n") == 4
+    stored_pages.run_blocks("storage.md")
 
 
 def test_listings_are_of_the_engine() -> None:
