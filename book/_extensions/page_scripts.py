@@ -6,7 +6,7 @@ from typing import Any
 
 from docutils import nodes
 
-SCRIPTS = {"puzzles": "puzzle_boxes.js", "roofline": "roofline.js"}  # class of a container -> a file of book/_static
+SCRIPTS = {"puzzles": "puzzle_boxes.js", "envelope": "envelope.js"}  # class of a container -> a file of book/_static
 
 
 def add_scripts(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

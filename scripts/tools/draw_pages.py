@@ -19,6 +19,7 @@ from tools.pages import (
     accounting,
     before_and_after,
     cheat_sheet,
+    envelope_parts,
     moving,
     plain_moves,
     plans,
@@ -26,7 +27,6 @@ from tools.pages import (
     published,
     puzzle_list,
     report_counts,
-    roofline_parts,
     roofline_picture,
     variants,
 )
@@ -56,11 +56,11 @@ def draw(target: Path) -> dict[str, str]:
         "race_variants.md": variants.race(),
         "gram_on_a_gpu.md": variants.on_a_gpu(),
         "variant_costs.md": variants.costs(),
-        "roofline_links.md": roofline_parts.links(),
-        "roofline_models.md": roofline_parts.models(),
+        "roofline_links.md": envelope_parts.links(),
+        "envelope_models.md": envelope_parts.models(),
         "planner_assumed.md": plans.assumed(),
         "planner_published.md": published.markdown(),
-        "roofline_calculator.md": roofline_parts.calculator(),
+        "envelope_calculator.md": envelope_parts.calculator(),
         **plans.printed(ROOT),
     }
     described = {name: alt for name, (_, alt) in still.items()}

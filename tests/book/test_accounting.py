@@ -36,7 +36,7 @@ def test_shares_of_parameters_and_operations(names: dict[str, Any]) -> None:
     says(
         f"| {4 * width**2 / 1e6:.0f} million |", f"| {3 * width * mlp / 1e6:.0f} million |",
         f"| {(4 * width**2 + 3 * width * mlp + 2 * width) / 1e6:.0f} million |", f"| {tables / 1e6:.0f} million |",
-        f"the head are {100 * tables / parameters:.0f} per cent here",
+        f"the output head are {100 * tables / parameters:.0f} per cent here",
         f"explains {100 * 6 * names['weights'] * 4096 / names['counted']:.0f} per cent of what torch counted",
     )  # fmt: skip
     assert 3 * width * mlp / (4 * width**2 + 3 * width * mlp) == pytest.approx(2 / 3, abs=0.01)
@@ -65,12 +65,15 @@ def test_what_is_said_of_whole_trainings(names: dict[str, Any]) -> None:
     block = 2 * SEVENTY.width**2 * (1 + SEVENTY.key_heads / SEVENTY.heads) + 3 * SEVENTY.width * SEVENTY.mlp
     table = SEVENTY.vocabulary * SEVENTY.width
     weights = SEVENTY.layers * block + table
-    needed, possible = 6 * weights * 15e12, 6.4e6 * 3600 * PEAK_FLOPS
+    each = 6 * weights + 12 * SEVENTY.layers * SEVENTY.width * SEVENTY.context
+    needed, possible = each * 15e12, 6.4e6 * 3600 * PEAK_FLOPS
     says(
         f"= {block / 1e6:.0f} million weights", f"are {SEVENTY.layers * block / 1e9:.1f} billion",
         f"are {table / 1e9:.2f} billion each", f"it has {(weights + table) / 1e9:.1f} billion",
-        f"{weights / 1e9:.1f} billion of them", f"are {needed / 1e24:.1f} · 10²⁴", f"= {possible / 1e25:.1f} · 10²⁵",
-        f"it is {100 * needed / possible:.0f} per cent",
+        f"{weights / 1e9:.1f} billion of them", f"together {each / 1e9:.0f} · 10⁹",
+        f"tokens take {needed / 1e24:.1f} · 10²⁴", f"= {possible / 1e25:.1f} · 10²⁵",
+        f"it is {100 * needed / possible:.0f} per cent.",
+        f"it would be {100 * 6 * names['weights'] * 2e12 / names['possible']:.0f} per cent here",
     )  # fmt: skip
     with_weights, scores = 6 * names["weights"], 12 * SEVEN.layers * SEVEN.width * 32768
     says(

@@ -96,7 +96,7 @@ SYMBOLS = (
 ABOUT_LAYOUTS = (
     "*sent* goes into the formula above, and *times* says how often all ranks together orthogonalize one matrix in a "
     "step. **MuonW** is none of these but an optimizer of its own on FSDP2, "
-    "and [the back of an envelope](roofline.md) has the bytes that it adds there."
+    "and [the back of an envelope](envelope.md) has the bytes that it adds there."
 )
 LAYOUTS = (
     SheetLayout(

@@ -60,7 +60,7 @@ def test_there_is_one_way_to_write_results() -> None:
         "writers.py",
         "plugin.py",
         "ranks.py",
-        "roofline_parts.py",
+        "envelope_parts.py",
         "trace_viewer.py",
     }  # a trace, text for a digest, a kernel, a manifest, metrics; a report and facts of ranks; a calculator; a viewer
     names = {

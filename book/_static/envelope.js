@@ -1,14 +1,14 @@
-/* The calculator of the roofline page. `rooflineStep` has the formulas of scripts/tools/pages/roofline.py in the same
+/* The calculator of the envelope page. `envelopeStep` has the formulas of scripts/tools/pages/envelope.py in the same
    order, and a test holds the two equal. Nothing is sent anywhere, and without JavaScript the page has its tables. */
 "use strict";
 
-const ROOFLINE_LAYOUTS = {
+const ENVELOPE_LAYOUTS = {
   gather_all: "gather all, flat", gather_cut: "gather cut", owner: "owner", muonw: "MuonW",
 };
 
 /* The most elements of a DP rank and the most FLOPs of a rank, if matrices have owners: the costliest first, each to the
    rank with least to do, and of such ranks to one in the row of the grid that has least. Ranks lie in a heap. */
-function rooflineDeal(matrices, dp, tp) {
+function envelopeDeal(matrices, dp, tp) {
   const held = new Array(dp).fill(0), rows = new Array(dp).fill(0), work = new Array(dp * tp).fill(0);
   const key = (rank) => [work[rank], rows[rank % dp], rank];
   const before = (one, other) => {
@@ -44,7 +44,7 @@ function rooflineDeal(matrices, dp, tp) {
   return [most(held), 10 * most(work)];
 }
 
-function rooflineStep(step) {
+function envelopeStep(step) {
   const { layers, width, mlp, vocabulary, heads, experts, active, tokens, dp, tp, pp, ep, layout } = step;
   const { gradient, parameter } = step;
   const sum = (list, of) => list.reduce((total, each) => total + of(each), 0);
@@ -81,7 +81,7 @@ function rooflineStep(step) {
   const stage = (p) => p.held.map((m) => ({ ...m, count: Math.ceil(m.count / p.groups) }));
   for (const p of parts) {
     p.padded = p.hidden / p.local;
-    if (layout === "owner") p.padded = Math.max(p.padded, (p.dp * rooflineDeal(stage(p), p.dp, tp)[0]) / tp);
+    if (layout === "owner") p.padded = Math.max(p.padded, (p.dp * envelopeDeal(stage(p), p.dp, tp)[0]) / tp);
   }
   const padding = (p) => ((p.dp - 1) / p.dp) * (p.padded - p.hidden / p.local);
   const momentum = (p) => (2 * p.hidden) / p.local / p.dp;
@@ -105,7 +105,7 @@ function rooflineStep(step) {
   const muonKept = sum(parts, (p) => p.padded * kept(p, 1) + (p.tables / p.local) * kept(p, 2));
 
   const passSeconds = passFlops / ranks / flopsPerSecond;
-  const busiest = repeating ? schulzFlops / ranks : sum(parts, (p) => rooflineDeal(stage(p), p.dp, tp)[1]);
+  const busiest = repeating ? schulzFlops / ranks : sum(parts, (p) => envelopeDeal(stage(p), p.dp, tp)[1]);
   const schulzSeconds = busiest / flopsPerSecond;
   const adamwSeconds = passSeconds + adamwBytes / (step.dp_link * 1e9);
   const muonSeconds = schulzSeconds + muonDpBytes / (step.dp_link * 1e9) + muonTpBytes / (step.tp_link * 1e9);
@@ -118,7 +118,7 @@ function rooflineStep(step) {
 }
 
 /* What cannot be, as one sentence; "" for a step that can. labels: name -> what its field is called. */
-function rooflineRefusal(step, labels) {
+function envelopeRefusal(step, labels) {
   const speeds = ["tflops", "dp_link", "tp_link"];
   const plain = (number) => number.toLocaleString("en");
   for (const [name, label] of Object.entries(labels)) {
@@ -152,11 +152,11 @@ function rooflineRefusal(step, labels) {
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  const home = document.getElementById("roofline");
+  const home = document.getElementById("envelope");
   if (!home) return;
   const { fields, presets } = JSON.parse(home.dataset.cases);
   const form = document.createElement("form");
-  form.className = "roofline-form";
+  form.className = "envelope-form";
   form.addEventListener("submit", (event) => event.preventDefault());
 
   const choose = document.createElement("select");
@@ -186,12 +186,12 @@ document.addEventListener("DOMContentLoaded", () => {
 
   function show() {
     const step = Object.fromEntries(inputs.map((input) => [input.name, Number(input.value)]));
-    const said = rooflineRefusal(step, Object.fromEntries(fields.map(({ name, label }) => [name, label])));
+    const said = envelopeRefusal(step, Object.fromEntries(fields.map(({ name, label }) => [name, label])));
     if (said) {
       answer.textContent = said;
       return;
     }
-    const rows = Object.entries(ROOFLINE_LAYOUTS).map(([layout, title]) => [title, rooflineStep({ ...step, layout })]);
+    const rows = Object.entries(ENVELOPE_LAYOUTS).map(([layout, title]) => [title, envelopeStep({ ...step, layout })]);
     const table = document.createElement("table");
     table.className = "table";
     const head = ["", ...rows.map(([title]) => title)];

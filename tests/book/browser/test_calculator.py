@@ -1,4 +1,4 @@
-"""The calculator of the roofline page in a real browser: the formulas of Python, and what it says to people."""
+"""The calculator of the envelope page in a real browser: the formulas of Python, and what it says to people."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from built_book import ROOT
 from chromium import DESK
 from playwright.sync_api import Browser, Page, expect
 
-from tools.pages import roofline_parts
-from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
+from tools.pages import envelope_parts
+from tools.pages.envelope import LAYOUTS, PRESETS, Step, by_layout
 
 QUANTITIES = (
     "pass_flops", "newton_schulz_flops", "adamw_bytes", "muon_dp_bytes", "muon_tp_bytes", "adamw_kept", "muon_kept",
@@ -41,9 +41,9 @@ def some_steps() -> list[Step]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page with the calculator alone, by its address on the disk."""
-    path = tmp_path_factory.mktemp("roofline") / "page.html"
-    (box,) = (line for line in roofline_parts.calculator().splitlines() if line.startswith("<div"))
-    script = (ROOT / "book" / "_static" / "roofline.js").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("envelope") / "page.html"
+    (box,) = (line for line in envelope_parts.calculator().splitlines() if line.startswith("<div"))
+    script = (ROOT / "book" / "_static" / "envelope.js").read_text(encoding="utf-8")
     path.write_text(f'<!doctype html><meta charset="utf-8"><body>{box}<script>{script}</script>', "utf-8")
     return Path(path).as_uri()
 
@@ -62,7 +62,7 @@ def tab(browser: Browser, place: str) -> Iterator[Page]:
 
 def test_the_script_has_the_formulas_of_python(tab: Page) -> None:
     steps = some_steps()
-    found = tab.evaluate("steps => steps.map(rooflineStep)", [asdict(step) for step in steps])
+    found = tab.evaluate("steps => steps.map(envelopeStep)", [asdict(step) for step in steps])
     for step, numbers in zip(steps, found, strict=True):
         assert numbers.keys() == set(QUANTITIES)
         for name in QUANTITIES:
@@ -74,14 +74,14 @@ def test_it_begins_with_a_model_and_goes_on_with_the_readers_own_numbers(tab: Pa
     for place, (_, step) in enumerate(PRESETS.values()):
         tab.get_by_label("Start from").select_option(str(place))
         expect(tokens).to_have_value(str(step.tokens))
-        shares = [roofline_parts.percent(one.share) for one in by_layout(step).values()]
+        shares = [envelope_parts.percent(one.share) for one in by_layout(step).values()]
         assert table.get_by_role("row").last.get_by_role("cell").all_inner_texts() == shares
     before = table.inner_text()
     tokens.fill("1048576")
     expect(tab.get_by_label("Start from")).to_have_value("-1")
     assert table.inner_text() != before
     names = table.get_by_role("row").first.get_by_role("columnheader").all_inner_texts()
-    assert names[-len(LAYOUTS) :] == list(roofline_parts.TITLES.values())
+    assert names[-len(LAYOUTS) :] == list(envelope_parts.TITLES.values())
 
 
 @pytest.mark.parametrize(

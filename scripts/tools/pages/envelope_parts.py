@@ -1,4 +1,4 @@
-"""What the roofline page includes: a gather's seconds by link, models worked out, the calculator."""
+"""What two pages include: the roofline a gather's seconds by link, the envelope models worked out and a calculator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from muonbook import ways
 from muonbook.markdown_table import table
 from muonbook.planner.fabrics import ADAPTER, INFINIBAND, NVLINK, PCIE
-from tools.pages.roofline import LAYOUTS, PRESETS, Step, by_layout
+from tools.pages.envelope import LAYOUTS, PRESETS, REPEATING, Step, by_layout
 
 LINKS = {  # 10^9 bytes per second, of one GPU
     "NVLink of an H100": NVLINK.bytes_per_second / 1e9,
@@ -20,7 +20,6 @@ LINKS = {  # 10^9 bytes per second, of one GPU
     "PCIe 4, 4 lanes": PCIE.bytes_per_second / 4e9,
 }
 GATHERED = 100e6  # bytes
-RANKS = 8
 REACHED = 400e12  # FLOPs per second
 WAYS = ("muon_flat", "muon_cut", "muon_owner", "muonw")
 TITLES = dict(zip(LAYOUTS, (ways.TITLES[way] for way in WAYS), strict=True))
@@ -53,13 +52,13 @@ def links() -> str:
         (
             name,
             f"{rate:.3g} GB/s",
-            seconds((RANKS - 1) / RANKS * GATHERED / rate / 1e9),
+            seconds(GATHERED / rate / 1e9),
             f"{float(f'{REACHED / rate / 1e9:.3g}'):,.0f}",
         )
         for name, rate in LINKS.items()
     ]
     return table(
-        ("link", "speed, each way", "gather of 100 MB among 8 ranks", "tokens that hide float32 gradients, see below"),
+        ("link", "speed, each way", "gather of 100 MB, many ranks", "tokens that hide float32 gradients, see below"),
         rows,
     )
 
@@ -71,6 +70,7 @@ def models() -> str:
         found = by_layout(step)
         rows = [
             ("forward and backward", *(seconds(one.pass_seconds) for one in found.values())),
+            ("DP ranks that a matrix lies on", *(_lies_on(one) for one in found.values())),
             ("Newton–Schulz", *(seconds(one.newton_schulz_seconds) for one in found.values())),
             ("a rank sends with AdamW", *(in_bytes(one.adamw_bytes) for one in found.values())),
             (
@@ -87,14 +87,22 @@ def models() -> str:
     return "\n\n".join(parts)
 
 
+def _lies_on(step: Step) -> str:
+    """Return s, on average over a step's matrices; with an owner it is 1, and FSDP2 cuts each into as many pieces."""
+    if step.layout not in REPEATING:
+        return "1" if step.layout == "owner" else f"all {step.dp}"
+    hidden = sum(part.hidden for part in step.parts)
+    return f"{sum(part.owners * part.hidden for part in step.parts) / hidden:.3g}"
+
+
 def calculator() -> str:
-    """Return the place of the calculator, which book/_static/roofline.js fills."""
+    """Return the place of the calculator, which book/_static/envelope.js fills."""
     fields = [{"name": name, "label": label} for name, label in FIELDS.items()]
     presets = [{"title": title, "step": asdict(step)} for title, step in PRESETS.values()]
     cases = html.escape(json.dumps({"fields": fields, "presets": presets}))
     without = "The calculator needs JavaScript. The tables above need none."
-    box = f'<div id="roofline" data-cases="{cases}"><p>{without}</p></div>'
-    return f":::{{container}} roofline\n```{{raw}} html\n{box}\n```\n:::\n"
+    box = f'<div id="envelope" data-cases="{cases}"><p>{without}</p></div>'
+    return f":::{{container}} envelope\n```{{raw}} html\n{box}\n```\n:::\n"
 
 
 def _said(step: Step) -> str:

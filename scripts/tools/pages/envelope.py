@@ -1,6 +1,6 @@
-"""Newton–Schulz, bytes, memory and seconds of one training step, in a few formulas: what the roofline page computes.
+"""Newton–Schulz, bytes, memory and seconds of one training step, in a few formulas: what the envelope page computes.
 
-The page's own script (book/_static/roofline.js) has the same formulas in the same order, and a test in a browser holds
+The page's own script (book/_static/envelope.js) has the same formulas in the same order, and a test in a browser holds
 the two equal. They are meant for the back of an envelope: every term is the largest of its kind, nothing overlaps, no
 message costs more than its bytes, and a pipeline has no bubble. `muonbook.planner` lays out real maps instead. Pure
 Python: no torch.
