@@ -253,6 +253,7 @@ class Step:
 
 
 PRESETS: dict[str, tuple[str, Step]] = {  # name -> (title, step)
+    "1b": ("1B, dense, 8 GPUs of one node", Step(22, 2048, 5632, 32000, 32, 4, tokens=1 << 19, dp=8, dp_link=450.0)),
     "7b": ("7B, dense, 8 GPUs", Step(32, 4096, 11008, 32000, 32, 32, tokens=1 << 22, dp=8, dp_link=450.0)),
     "70b": (
         "70B, dense, 1,024 GPUs, as in chapter 15",

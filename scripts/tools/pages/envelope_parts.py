@@ -23,6 +23,7 @@ GATHERED = 100e6  # bytes
 REACHED = 400e12  # FLOPs per second
 WAYS = ("muon_flat", "muon_cut", "muon_owner", "muonw")
 TITLES = dict(zip(LAYOUTS, (ways.TITLES[way] for way in WAYS), strict=True))
+FOLDED = ("7b", "1t")  # of the presets
 FIELDS = {
     "layers": "layers",
     "width": "width",
@@ -64,13 +65,13 @@ def links() -> str:
 
 
 def models() -> str:
-    """Return the three models, each in all layouts, as tables in Markdown."""
+    """Return the models, each in all layouts, as tables in Markdown."""
     parts = []
-    for title, step in PRESETS.values():
+    for name, (title, step) in PRESETS.items():
         found = by_layout(step)
         rows = [
             ("forward and backward", *(seconds(one.pass_seconds) for one in found.values())),
-            ("DP ranks that a matrix lies on", *(_lies_on(one) for one in found.values())),
+            ("ranks that a matrix lies on, over DP", *(_lies_on(one) for one in found.values())),
             ("Newton–Schulz", *(seconds(one.newton_schulz_seconds) for one in found.values())),
             ("a rank sends with AdamW", *(in_bytes(one.adamw_bytes) for one in found.values())),
             (
@@ -81,8 +82,8 @@ def models() -> str:
             ("states on a rank with Muon", *(in_bytes(one.muon_kept) for one in found.values())),
             ("**Muon adds to the step**", *(f"**{percent(one.share)}**" for one in found.values())),
         ]
-        body = f"{_said(step)}\n\n{table(('', *(TITLES[name] for name in LAYOUTS)), rows)}"
-        fold = step.experts > 1
+        body = f"{_said(step)}\n\n{table(('', *(TITLES[layout] for layout in LAYOUTS)), rows)}"
+        fold = name in FOLDED
         parts.append(f"```{{dropdown}} {title}\n{body.strip()}\n```" if fold else f"**{title}.** {body}")
     return "\n\n".join(parts)
 
@@ -90,7 +91,7 @@ def models() -> str:
 def _lies_on(step: Step) -> str:
     """Return s, on average over a step's matrices; with an owner it is 1, and FSDP2 cuts each into as many pieces."""
     if step.layout not in REPEATING:
-        return "1" if step.layout == "owner" else f"all {step.dp}"
+        return "1" if step.layout == "owner" else "all"
     hidden = sum(part.hidden for part in step.parts)
     return f"{sum(part.owners * part.hidden for part in step.parts) / hidden:.3g}"
 
