@@ -192,9 +192,7 @@ def parse():
     job.add_argument("--measure-hiding", action="store_true", help="take those of book/results/hiding.json")
     job.add_argument("--measure-gathers", action="store_true", help="take those of book/results/gathers.json")
     words = "with --schedules: how Muon sees whole matrices (default: %(default)s)"
-    parser.add_argument(
-        "--strategy", metavar=launch.choices(tuple(strategies.names())), default=Recipe.strategy, help=words
-    )
+    parser.add_argument("--strategy", metavar=launch.choices(strategies.names()), default=Recipe.strategy, help=words)
     parser.add_argument("--quick", action="store_true", help="with a measurement: few rounds, for a first impression")
     parser.add_argument("--json", metavar="FILE", help="with a measurement: write the results here, traces beside them")
     add_arguments(parser)

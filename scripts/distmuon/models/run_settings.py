@@ -39,7 +39,7 @@ class RunSettings:
     sharding: str = option(
         "fsdp2", "fsdp2: of PyTorch, with MuonW; zero1: this project's, with DistributedMuon", ("fsdp2", "zero1")
     )
-    strategy: str = option("owner", "with --sharding zero1: how Muon sees whole matrices", tuple(strategies.names()))
+    strategy: str = option("owner", "with --sharding zero1: how Muon sees whole matrices", strategies.names())
     dtype: str = option("float32", "of the arithmetic; weights are updated in float32", ("float32", "bfloat16"))
     lr: float = option(0.01, "highest learning rate, for Muon and AdamW alike")
     weight_decay: float = option(0.1, "for both, times the learning rate")

@@ -9,6 +9,7 @@ import ast
 import importlib
 import importlib.util
 import pkgutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,9 +26,11 @@ MOVES = ("dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")
 METHODS = ("plan", "options", "bucket_groups", "waves", *MOVES, "lr_ratio")  # what every strategy has
 
 
-def names() -> list[str]:
+@cache  # every optimizer asks, several times, and a look into the folder takes longer than planning a small model
+def names() -> tuple[str, ...]:
     """Return the strategies that are here: the modules of this package."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("strategy", "costs"))
+    found = {module.name for module in pkgutil.iter_modules(__path__)} - {"strategy", "costs"}
+    return tuple(sorted(found))
 
 
 def is_file(name: str) -> bool:
