@@ -45,14 +45,14 @@ demo: $(READY) ## Train on 8 processes (DP 4 x TP 2), compare with one process, 
 	$(PY) scripts/10_dp_tp.py --dp 4 --tp 2 --figure out/demo.png --json out/demo.json
 
 # Side by side, one process more than cores, with one thread each (tests/conftest.py), but for those marked `alone`,
-# which follow two by two, because they mostly wait: where nothing else is asked for, from the files that say so, because
+# which follow three at a time, because they mostly wait: where nothing else is asked for, from the files that say so, because
 # to collect all the others as well takes 10 s. With 5 pytest says that it was asked for none of these.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: lint ## Check style and types, then run every test (PYTEST_ARGS="-k layout" for some)
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --no-loadscope-reorder -m "not alone" $(PYTEST_ARGS); most=$$?; \
 	case $$most in 0|1|5) ;; *) exit $$most ;; esac; \
-	$(PY) -m pytest -n 2 -m alone $(or $(PYTEST_ARGS),$(ALONE)); rest=$$?; \
+	$(PY) -m pytest -n 3 -m alone $(or $(PYTEST_ARGS),$(ALONE)); rest=$$?; \
 	case $$rest in 5) exit $$most ;; esac; case $$most in 1) exit 1 ;; esac; exit $$rest
 
 quick: lint ## Run the engine's tests that start no process, for while you edit (PYTEST_ARGS="tests/book" for the book's)
