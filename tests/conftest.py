@@ -64,7 +64,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")  # no longer: while it runs, so does an event loop, and kernels want one of their own
-def browser() -> Iterator[Browser]:
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    if request.config.getoption("quick"):
+        pytest.skip(NOT_QUICK)  # here, for Playwright does not end if it is stopped in the middle of its start
     with chromium.started() as started:
         yield started
 

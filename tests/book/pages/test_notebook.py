@@ -145,7 +145,7 @@ def test_interrupting_the_cell_interrupts_the_command(
         worlds.eventually((tmp_path / "up").exists, worlds.PATIENCE)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()  # `--quick` skips what it waits for
     with pytest.raises(KeyboardInterrupt):
         notebook.run_command(f"echo up; touch {tmp_path}/up; sleep 30; echo never")
     assert capfd.readouterr().out == "up\n"
