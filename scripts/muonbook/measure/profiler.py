@@ -48,7 +48,7 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     missing or ambiguous: a silent gap would make every count worthless.
     """
     bytes_of: dict[str, int] = {}
-    annotations = [event for event in events if event.get("name", "").startswith(("gloo:", "nccl:"))]
+    annotations = [e for e in events if e.get("name", "").startswith(("gloo:", "nccl:"))]
     for event in filter(_is_operator, events):
         collective, argument = OPERATORS.get(event["name"], ("", ""))
         if argument not in INPUTS:
