@@ -48,7 +48,7 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     missing or ambiguous: a silent gap would make every count worthless.
     """
     bytes_of: dict[str, int] = {}
-    annotations = [e for e in events if e.get("name", "").startswith(("gloo:", "nccl:"))]
+    notes = [e for e in events if e.get("name", "").startswith(("gloo:", "nccl:"))]
     for event in filter(_is_operator, events):
         collective, argument = OPERATORS.get(event["name"], ("", ""))
         if argument not in INPUTS:
@@ -57,7 +57,7 @@ def count_once(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         dims, dtype = (event["args"][key][INPUTS[argument]] for key in ("Input Dims", "Input type"))
         if dtype == "TensorList":
             (dims,) = dims  # each of our calls has one tensor
-            carried = {e["args"]["Input type"][0] for e in annotations if _carries(e, collective, dims)}
+            carried = {e["args"]["Input type"][0] for e in notes if _carries(e, collective, dims)}
             if len(carried) != 1:
                 which = f"{len(carried)} dtypes" if carried else "no dtype"
                 raise ValueError(f"gloo and nccl annotate {which} for the {collective} of {dims}.")
