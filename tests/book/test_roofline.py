@@ -33,7 +33,7 @@ def test_three_pieces_of_work_are_limited_as_the_table_says(names: dict[str, Any
         said = [float(cell.removesuffix(" µs").replace(",", "") or 0) for cell in cells]
         assert said == [round(each, 1 if each < 1 else None) for each in micros]
     (product, reads, _), (update, moves, _) = names["product"], names["update"]
-    assert f"{product / update:.0f} times as many operations" in PAGE
+    assert f"you get {product / update:.0f} times as many operations" in PAGE
     assert f"The update has {RATIO * update / moves:.2f} operations for every byte" in PAGE
     assert f"and the product has {RATIO * product / reads:,.0f}" in PAGE
     assert f"because {1e6 * update * PEAK_FLOPS / 67e12:.0f} µs are still nothing" in PAGE
@@ -56,6 +56,7 @@ def test_a_whole_model_is_counted_as_its_comments_say(names: dict[str, Any]) -> 
 def test_a_product_of_three_sizes_and_another_machine(names: dict[str, Any]) -> None:
     assert f"989 / 3.35 = {RATIO:.0f} operations" in PAGE
     assert f"on an H100 1/{RATIO:.0f}." in PAGE
+    assert f"$a$ and $b$ are below {round(2 * RATIO)}," in PAGE
     device, memory = DEVICES["a100"].peak_flops / 1e12, 2.0
     assert f"{device:.0f} / {memory:.1f} = {device / memory:.0f} operations" in PAGE
     assert f"$t \\ge {1 / (1 / (device / memory) - 2 / 4096):.0f}$" in PAGE
