@@ -154,6 +154,7 @@ def ngram_losses(training: Tensor, held_out: Tensor) -> dict[int, float]:
             for before in range(min(k + 1, max(ORDERS))):
                 followers[window[k - before : k]][window[k]] += 1
 
+    @functools.cache  # a text says the same again and again
     def chance(context: Letters, letter: int) -> float:
         shorter = chance(context[1:], letter) if context else 1 / len(ALPHABET)
         if context not in followers:
