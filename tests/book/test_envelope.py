@@ -11,6 +11,7 @@ import pytest
 import stored_pages
 
 from distmuon.optim.newton_schulz import flops
+from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import ADAPTER, INFINIBAND, PEAK_FLOPS
 from muonbook.planner.model_shapes import MODELS
@@ -148,7 +149,7 @@ def test_what_the_page_says_of_experts_overlap_and_other_machines_follows_from_i
         "adds {} of Newton–Schulz, {} over DP and {} over TP, which take {}, and".format(newton_schulz, *sent, took)
         in PAGE
     )
-    others = passes, f"{flat.adamw_seconds - flat.pass_seconds:.2f} s", in_bytes(flat.adamw_bytes)
+    others = passes, f"{flat.adamw_seconds - flat.pass_seconds:.2f} s", f"{flat.adamw_bytes / 1e9:.1f} GB"
     assert "consists of {} for the passes and {} for its {}.".format(*others) in PAGE
     assert f"all that together is {adds[:-2]} per cent" in PAGE
     assert f"{newton_schulz} on {passes} would be left, and that is {round(float(hidden[:-2]))} per cent" in PAGE
@@ -181,8 +182,31 @@ def test_what_the_page_says_of_one_node() -> None:
     found = by_layout(PRESETS["1b"][1]).values()
     shares = sorted(float(percent(one.share)[:-2]) for one in found)
     assert f"Muon adds {shares[0]:g} to {shares[-1]:g} per cent" in PAGE
-    saved = {round((one.adamw_kept - one.muon_kept) / 1e9, 1) for one in found}
-    assert f"saves {max(saved)} GB of states" in PAGE
+    assert {round((one.adamw_kept - one.muon_kept) / 1e9, 1) for one in found} == {0.5}
+    assert "saves half a gigabyte of states" in PAGE
+
+
+def test_seconds_are_put_right_as_a_gpu_was_measured() -> None:
+    rows = {row["shape"]: row for row in results.load("gpu")["speed"]["rows"]}
+    wide, middle, large, largest = (
+        400 / rows[shape]["tflops"] for shape in ("1024x4096", "2048x5632", "4096x4096", "8192x28672")
+    )
+    assert 3 < wide < 4
+    assert middle == pytest.approx(4 / 5, abs=0.03)
+    assert (large, largest) == pytest.approx((2 / 3, 2 / 3), abs=0.05)
+
+
+def test_ranks_that_divide_the_layers_pad_nothing() -> None:
+    for name in ("1b", "7b", "70b"):
+        _, one = PRESETS[name]
+        for dp in (dp for dp in range(2, one.layers + 1) if one.layers % dp == 0):
+            (part,) = replace(one, dp=dp, layout="owner").parts
+            assert replace(one, dp=dp, layout="owner").padded(part) == part.hidden / part.local
+
+
+def test_what_is_gathered_flat_is_all_momentum_of_a_tp_rank() -> None:
+    (part,) = PRESETS["70b"][1].parts
+    assert f"which is {2 * part.hidden / part.local / 1e9:.0f} GB more" in PAGE
 
 
 def test_a_busy_rank_is_planned() -> None:

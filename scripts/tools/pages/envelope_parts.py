@@ -89,11 +89,11 @@ def models() -> str:
 
 
 def _lies_on(step: Step) -> str:
-    """Return s, on average over a step's matrices; with an owner it is 1, and FSDP2 cuts each into as many pieces."""
+    """Return s, on average over Newton–Schulz's operations; with an owner it is 1, and FSDP2 cuts for all ranks."""
     if step.layout not in REPEATING:
         return "1" if step.layout == "owner" else "all"
-    hidden = sum(part.hidden for part in step.parts)
-    return f"{sum(part.owners * part.hidden for part in step.parts) / hidden:.3g}"
+    once = sum(part.newton_schulz_flops for part in step.parts)
+    return f"{step.newton_schulz_flops / step.tp / once:.3g}"
 
 
 def calculator() -> str:
