@@ -45,8 +45,8 @@ demo: $(READY) ## Train on 8 processes (DP 4 x TP 2), compare with one process, 
 	$(PY) scripts/10_dp_tp.py --dp 4 --tp 2 --figure out/demo.png --json out/demo.json
 
 # Side by side, one process more than cores, with one thread each (tests/conftest.py), but for those marked `alone`,
-# which follow three at a time, because they mostly wait: where nothing else is asked for, from the files that say so, because
-# to collect all the others as well takes 10 s. With 5 pytest says that it was asked for none of these.
+# which follow three at a time, because they mostly wait: where nothing else is asked for, from the files that say so,
+# because to collect all the others as well takes 10 s. With 5 pytest says that it was asked for none of these.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: lint ## Check style and types, then run every test (PYTEST_ARGS="-k layout" for some)
