@@ -299,27 +299,40 @@ class ShardedOptimizer(ShardedState):
         options = [*self._options_now(max_norm), ("what is trained", str(self._refusal or "fine"))]
         options.append(("overlap_backward", str(self._backward.used)))
         statistics = gradients.statistics(self.buffers, self._present, options, self._touched)
+        refusal = self._refusal
+        if statistics.agreed and refusal is None:
+            refusal = self._unlike_values(statistics.touched)
         self.statistics = gradients.gather_summaries(
-            statistics, self.grid, self._step_now(max_norm), self._refusal is not None
+            statistics, self.grid, self._step_now(max_norm), refusal is not None
         )
         if not self.statistics.agreed:
             check_same(self.grid, "options", options, "set, load and keep them alike on every rank")
-        if self._refusal:
-            raise self._refusal
+        if refusal:
+            raise refusal
         if not self.statistics.stages_agree:
             raise RankMismatchError(
                 "the stages of the pipeline do not make the same step: max_norm, on_nonfinite or the number of steps "
                 "differ, or one of them has refused its own; set and load them alike on every stage."
             )
         self._watch.look(bool(self.statistics.present))
-        due = self.check_every and self.steps % self.check_every == 0
-        if due or self.statistics.touched:
-            self._check_values("change parameters alike on every rank, or go back to a checkpoint")
         if not self.statistics.finite:
             return False
         if max_norm is not None:
             gradients.clip_(self.buffers, self.statistics.norm, max_norm)
         return True
+
+    def _unlike_values(self, touched: bool) -> RankMismatchError | None:
+        """Return why this step cannot be made if replicas have come to differ, where they are to be compared.
+
+        Not raised at once: the stages of a pipeline that are well have to hear of it first, or they would wait.
+        """
+        due = self.check_every and self.steps % self.check_every == 0
+        if due or touched:
+            try:
+                self._check_values("change parameters alike on every rank, or go back to a checkpoint")
+            except RankMismatchError as error:
+                return error
+        return None
 
     @hooked
     def step_adamw(self) -> None:

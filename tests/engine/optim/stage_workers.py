@@ -114,10 +114,10 @@ def not_alike(world: World, what: str) -> dict[str, Any]:
     if what == "another norm":
         options["max_norm"] = 1.0 + stage
     optimizer = optimizer_of("muon", model, grid, **options)
-    before = [p.detach().clone() for p in model.parameters()]
     set_gradients(model, 2 * stage * LAYERS, 0)
     if stage == 0:
         spoil(what, model, optimizer, mesh.get_local_rank("dp"))
+    before = [p.detach().clone() for p in model.parameters()]
     said = ""
     try:
         optimizer.step()
@@ -134,6 +134,9 @@ def spoil(what: str, model: nn.Module, optimizer: Any, dp_rank: int) -> None:
         weight.grad[0, 0] = math.nan
     elif what == "one rank's rate" and dp_rank == 0:
         optimizer.param_groups[0]["lr"] = 0.2
+    elif what == "a replica" and dp_rank == 0:
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
     elif what == "refused":
         optimizer.param_groups[0]["momentum"] = 2.0
     elif what == "steps":

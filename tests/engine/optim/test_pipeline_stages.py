@@ -53,6 +53,7 @@ HEARD = {  # what stage 0 alone has -> what its ranks hear, and those of stage 1
     "another norm": ("RankMismatchError: the stages", "RankMismatchError: the stages"),
     "steps": ("RankMismatchError: the stages", "RankMismatchError: the stages"),
     "one rank's rate": ("RankMismatchError: the options", "RankMismatchError: the stages"),
+    "a replica": ("RankMismatchError: the values of '0.weight'", "RankMismatchError: the stages"),
     "refused": ("ValueError: lr=0.1", "RankMismatchError: the stages"),
 }
 
