@@ -23,19 +23,18 @@ from torch.distributed.tensor import DTensor
 from distmuon.extras.checkpoint.files import CheckpointError, in_words
 from distmuon.extras.checkpoint.manifest import (
     DTYPES,
-    FIRST_FORMAT,
     MODEL,
     OPTIMIZER,
     Manifest,
     StoredGroup,
     StoredTensor,
 )
-from distmuon.extras.checkpoint.tensors import NO_OPTIONS, LiveTensors, Owned, ShardView
+from distmuon.extras.checkpoint.tensors import LiveTensors, Owned, ShardView
 from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.options import CHECKS, GROUP_NOTES
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.optim.states import MASTER_WEIGHT, ROW_MOMENTS, STATE_KEYS, plain_name, without_wrappers
+from distmuon.optim.states import MASTER_WEIGHT, ROW_MOMENTS, STATE_KEYS
 from distmuon.sharding.buffers import dtype_name
 
 OPTIONS = {"muon": {"lr", "weight_decay", "momentum", "nesterov"}, "adamw": {"lr", "weight_decay", "betas", "eps"}}
@@ -54,7 +53,6 @@ class Loading:
 
     def __init__(self, manifest: Manifest, training: LiveTensors) -> None:
         self.training = training
-        manifest = _in_plain_names(manifest, training)
         self.stored, self.groups = manifest.tensors, manifest.groups
         self.live: dict[str, ShardView] = {}
         self.staged: dict[str, ShardView] = {}
@@ -136,7 +134,7 @@ class Loading:
                 )
         known = [owned for owned in self.training.owned if owned.name in saved]
         made_by = {(saved[owned.name].made_by, owned.made_by) for owned in known}
-        if others := sorted(f"{was} (now {now})" for was, now in made_by if was not in (None, now)):
+        if others := sorted(f"{was} (now {now})" for was, now in made_by if was != now):
             self.said.append(
                 f"its state was made by {', '.join(others)}, by the same algorithm for every parameter, and is "
                 "converted"
@@ -181,45 +179,18 @@ class Loading:
             self._without_masters |= bool(found) and owned.view.keeps_master
 
 
-def _in_plain_names(manifest: Manifest, training: LiveTensors) -> Manifest:
-    """Return a manifest by names without wrappers, which the first format kept; as it is where that fits."""
-    ours = {f"{MODEL}/{name}" for name in training.boxes}
-    if manifest.format == FIRST_FORMAT and not ours <= manifest.tensors.keys():
-        for renamed in (without_wrappers, plain_name):
-            tensors = {}
-            for name, tensor in manifest.tensors.items():
-                kind, _, rest = name.partition("/")
-                tensors[f"{kind}/{renamed(rest)}"] = tensor
-            if ours <= tensors.keys():
-                groups = [g._replace(parameters=tuple(map(renamed, g.parameters))) for g in manifest.groups]
-                return manifest._replace(tensors=tensors, groups=groups)
-    return manifest
-
-
 # ---- Groups -----------------------------------------------------------------------------------------------
 
 
 def _check_algorithm(saved: StoredGroup, owned: Owned) -> None:
     """Raise CheckpointError, naming both, where a parameter was trained by another algorithm than it is here."""
-    here = owned.algorithm
-    was = _algorithm_by_options(saved.options) if saved.algorithm is None else saved.algorithm
-    if was is None and here not in STATE_KEYS and saved.options.keys() == owned.group.keys() - set(NO_OPTIONS):
-        return
-    if was != here:
-        then = " in ".join(dict.fromkeys(filter(None, (was or "another optimizer", saved.made_by))))
-        today = " in ".join(dict.fromkeys((here, owned.made_by)))
+    if saved.algorithm != owned.algorithm:
+        then = " in ".join(dict.fromkeys((saved.algorithm, saved.made_by)))
+        today = " in ".join(dict.fromkeys((owned.algorithm, owned.made_by)))
         raise CheckpointError(
             f"{owned.name!r} was trained by {then}, and is trained here by {today}, whose state means something else; "
             "give the optimizer the groups that were saved, or load the weights alone: load(folder, model)."
         )
-
-
-def _algorithm_by_options(options: Mapping[str, Any]) -> str | None:
-    """Return what has trained a group of the first format, which did not say; None where no optimizer of ours did."""
-    if "momentum_kind" in options:
-        return "muon"
-    adamw = options.get("decoupled_weight_decay") and not options.get("amsgrad") and not options.get("maximize")
-    return options.get("algorithm", "adamw" if adamw else None)
 
 
 def _options_for(sources: Sequence[StoredGroup], owned: Owned) -> dict[str, Any]:
@@ -239,7 +210,7 @@ def _options_for(sources: Sequence[StoredGroup], owned: Owned) -> dict[str, Any]
         )
     ours = isinstance(owned.optimizer, Muon | MuonW | ShardedOptimizer)
     options = dict(source.options)
-    converted = source.made_by not in (None, owned.made_by)
+    converted = source.made_by != owned.made_by
     if converted:
         options.pop("algorithm", None)
     if converted and source.algorithm == "adamw" and "momentum" in options:  # a scheduler cycles it, in our groups

@@ -29,7 +29,7 @@ from distmuon.sharding.buffers import dtype_name
 from distmuon.sharding.layout import Range
 
 MANIFEST = "manifest.json"
-FIRST_FORMAT, FORMAT = FORMATS = "distmuon checkpoint 1", "distmuon checkpoint 2"
+FORMAT = "distmuon checkpoint 2"
 MODEL, OPTIMIZER = "model", "optimizer"
 DTYPES = {
     dtype_name(dtype): dtype
@@ -44,11 +44,7 @@ DTYPES = {
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LARGEST = 2**63
-GROUP_FIELDS = {
-    FIRST_FORMAT: ("parameters", "options"),
-    FORMAT: ("parameters", "options", "algorithm", "made_by", "steps"),
-}
-NOTES_FIELDS = {FIRST_FORMAT: ("groups", "notes", "steps"), FORMAT: ("groups", "notes")}
+GROUP_FIELDS = ("parameters", "options", "algorithm", "made_by", "steps")
 
 
 class Chunk(NamedTuple):
@@ -72,21 +68,20 @@ class StoredFile(NamedTuple):
 
 
 class StoredGroup(NamedTuple):
-    """A group of an optimizer's. algorithm, made_by: see `conversion`; None in the first format, which kept neither.
-    steps: which a sharded optimizer had made; None for others."""
+    """A group of an optimizer's. algorithm, made_by: see `conversion`. steps: which a sharded optimizer had made; None
+    for others."""
 
     parameters: tuple[str, ...]
     options: dict[str, Any]
-    algorithm: str | None = None
-    made_by: str | None = None
-    steps: int | None = None
+    algorithm: str
+    made_by: str
+    steps: int | None
 
 
 class Manifest(NamedTuple):
     """tensors: by "model/NAME" and "optimizer/NAME/KEY". groups: of all optimizers; none where weights alone are kept.
     notes: the user's."""
 
-    format: str
     tensors: dict[str, StoredTensor]
     files: dict[str, StoredFile]
     groups: list[StoredGroup]
@@ -112,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
         stated = content.pop("sha256")
         _require(stated == digest(content), "it is not what its sha256 says")
         version = content.get("format")
-        if version in FORMATS:
+        if version == FORMAT:
             return parse(content)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {in_words(error)}; take another checkpoint.") from None
@@ -150,18 +145,14 @@ def parse(content: Mapping[str, Any]) -> Manifest:
     _require(isinstance(content["torch"], str), "torch's version is no text")
     files = {name: _file(name, found) for name, found in _items(content["files"], "files")}
     tensors = {name: _tensor(name, found) for name, found in _items(content["tensors"], "tensors")}
-    version, notes = content["format"], content["notes"]
-    _fields(notes, NOTES_FIELDS[version], "the notes")
+    notes = content["notes"]
+    _fields(notes, ("groups", "notes"), "the notes")
     _items(notes["notes"], "the user's notes")
     _require(isinstance(notes["groups"], list), "the groups are no list")
-    groups = [_group(number, found, version) for number, found in enumerate(notes["groups"])]
-    if version == FIRST_FORMAT:
-        steps = notes["steps"]
-        _require(steps is None or _is_count(steps), "steps is no number")
-        groups = [group._replace(steps=steps) for group in groups]
+    groups = [_group(number, found) for number, found in enumerate(notes["groups"])]
     _check_names(tensors, groups)
     _check_files_are_filled(tensors, files)
-    return Manifest(version, tensors, files, groups, notes["notes"])
+    return Manifest(tensors, files, groups, notes["notes"])
 
 
 def _file(name: str, found: Any) -> StoredFile:
@@ -196,16 +187,14 @@ def _chunk(name: str, found: Any, dims: int) -> Chunk:
     return Chunk(box, file, offset, length)
 
 
-def _group(number: int, found: Any, version: str) -> StoredGroup:
+def _group(number: int, found: Any) -> StoredGroup:
     where = f"group {number}"
-    _fields(found, GROUP_FIELDS[version], where)
+    _fields(found, GROUP_FIELDS, where)
     names = found["parameters"]
     _require(isinstance(names, list) and all(isinstance(name, str) for name in names), f"{where} names no parameters")
     options = dict(_items(found["options"], f"the options of {where}"))
     _require(not {"params", "param_names"} & options.keys(), f"{where} has parameters among its options")
     _require(all(map(_is_option, options.values())), f"{where} has an option that is none")
-    if version == FIRST_FORMAT:
-        return StoredGroup(tuple(names), options)
     kinds = all(isinstance(found[key], str) for key in ("algorithm", "made_by"))
     _require(kinds, f"{where} does not say what made it")
     steps = found["steps"]

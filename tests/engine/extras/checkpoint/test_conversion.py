@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distmuon import launch
-from distmuon.checkpoint import CheckpointError, load, load_newest, save
-from distmuon.extras.checkpoint.manifest import digest
-from distmuon.optim import strategies
+from distmuon.checkpoint import CheckpointError, load, save
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 from distmuon.optim.muonw import MuonW
@@ -66,10 +63,6 @@ def all_adamw(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": list(model.named_parameters()), "algorithm": "adamw", **ADAMW}]
 
 
-def distributed(strategy: str) -> Make:
-    return lambda model: [DistributedMuon(both(model), Grid.alone(), strategy=strategy)]
-
-
 def beside_adamw(make: Callable[..., Optimizer]) -> Make:
     return lambda model: [make(named(model, True)), torch.optim.AdamW(named(model, False), **ADAMW)]
 
@@ -77,18 +70,16 @@ def beside_adamw(make: Callable[..., Optimizer]) -> Make:
 HYBRID = {
     "Muon": beside_adamw(lambda params: Muon(params, input_dtype=torch.bfloat16, **MUON)),
     "MuonW": lambda model: [MuonW(both(model))],
-    **{f"DistributedMuon, {name}": distributed(name) for name in strategies.names()},
+    "DistributedMuon": lambda model: [DistributedMuon(both(model), Grid.alone(), strategy="owner")],
 }
 ADAMWS = {
     "MuonW, all AdamW": lambda model: [MuonW(all_adamw(model))],
-    "DistributedMuon, all AdamW": lambda model: [DistributedMuon(all_adamw(model), Grid.alone())],
     "Zero1AdamW": lambda model: [Zero1AdamW(all_adamw(model), Grid.alone())],
     "torch.optim.AdamW": lambda model: [torch.optim.AdamW(model.named_parameters(), **ADAMW)],
 }
 OTHERS = {
     "torch.optim.Muon": beside_adamw(lambda params: torch.optim.Muon(params, lr=0.02)),
     "torch.optim.SGD": lambda model: [torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)],
-    "torch.optim.Adam": lambda model: [torch.optim.Adam(model.parameters(), 0.01)],
     "torch.optim.AdamW, amsgrad": lambda model: [torch.optim.AdamW(model.parameters(), amsgrad=True)],
 }
 MAKE: dict[str, Make] = HYBRID | ADAMWS | OTHERS
@@ -135,37 +126,6 @@ def state_by_name(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, di
     return {names[p]: dict(state) for optimizer in optimizers for p, state in optimizer.state.items()}
 
 
-def transplanted(kind: str, model: Small, optimizers: list[Optimizer]) -> tuple[Small, list[Optimizer]]:
-    """Return an optimizer of this kind that was given another's parameters and state by hand."""
-    other = Small(model.one.weight.dtype)
-    others = MAKE[kind](other)
-    with torch.no_grad():
-        for name, value in other.state_dict(keep_vars=True).items():
-            value.copy_(model.state_dict()[name])
-        for optimizer in others:
-            sharded = isinstance(optimizer, ShardedOptimizer)
-            for name, p in other.named_parameters():
-                if not any(p is q for group in optimizer.param_groups for q in group["params"]):
-                    continue
-                for key, value in state_by_name(model, optimizers)[name].items():
-                    if key == "master_weight":
-                        continue
-                    flat = value.reshape(-1) if sharded and key != "step" else value
-                    wide = sharded and key != "step"
-                    shaped = flat if sharded or key == "step" else flat.view(p.shape)
-                    optimizer.state[p][key] = (shaped.float() if wide else shaped).clone()
-    for optimizer in others:
-        if isinstance(optimizer, ShardedOptimizer):
-            masters = {
-                n: s["master_weight"] for n, s in state_by_name(model, optimizers).items() if "master_weight" in s
-            }
-            names: dict[Tensor, str] = {p: name for name, p in other.named_parameters()}
-            for owner, state in optimizer.state.items():
-                if "master_weight" in state:
-                    state["master_weight"].copy_(masters.get(names[owner], owner.detach().reshape(-1)))
-    return other, others
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtype], tuple[Path, Any, Any]]:
     """Every optimizer's folder, and its training as it was then."""
@@ -182,9 +142,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtyp
     return get
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("there", MAKE)
-@pytest.mark.parametrize("here", MAKE)
+@pytest.mark.parametrize(
+    ("there", "here", "dtype"),
+    [(there, here, torch.float32) for there in MAKE for here in MAKE]
+    + [(there, here, torch.bfloat16) for there in MAKE for here in MAKE if family(there) == family(here)],
+)
 def test_a_state_is_converted_or_refused_before_anything_has_changed(
     saved: Any, there: str, here: str, dtype: torch.dtype
 ) -> None:
@@ -205,12 +167,10 @@ def test_a_state_is_converted_or_refused_before_anything_has_changed(
     said = [str(one.message) for one in warned if "its state was made by" in str(one.message)]
     names = [{type(o).__name__ for o in each} for each in (by, optimizers)]
     assert len(said) == (names[0] != names[1])
-    other, others = transplanted(here, was, by)
-    assert same(everything(other, others), everything(model, optimizers))
-    go(model, optimizers, range(STEPS, 2 * STEPS))
-    go(other, others, range(STEPS, 2 * STEPS))
-    assert same(everything(other, others), everything(model, optimizers))
-    if dtype == torch.float32:
+    if sharded[0] == sharded[1]:
+        assert same(state_by_name(model, optimizers), state_by_name(was, by))
+    if dtype == torch.float32 or there == here:  # in bfloat16 they round at other places
+        go(model, optimizers, range(STEPS, 2 * STEPS))
         never_stopped, _ = training(there, dtype, range(2 * STEPS))
         assert same(never_stopped.state_dict(), model.state_dict())
 
@@ -225,11 +185,10 @@ def turned(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*apart, muon | {"params": muon["params"][::-1]}]
 
 
-@pytest.mark.parametrize("make", [MuonW, lambda groups: DistributedMuon(groups, Grid.alone())])
-def test_parameters_are_matched_by_name_in_any_order_and_group(saved: Any, make: Callable[..., Optimizer]) -> None:
+def test_parameters_are_matched_by_name_in_any_order_and_group(saved: Any) -> None:
     folder, *_ = saved("MuonW", torch.float32)
     model = Small()
-    optimizers = [make(turned(both(model)))]
+    optimizers: list[Optimizer] = [DistributedMuon(turned(both(model)), Grid.alone())]
     for group in optimizers[0].param_groups:
         group["lr"] = 7.0
     with pytest.warns(UserWarning, match="its groups were divided otherwise; parameters are matched by name"):
@@ -241,16 +200,13 @@ def test_parameters_are_matched_by_name_in_any_order_and_group(saved: Any, make:
     assert all(same(state["step"], torch.tensor(4.0)) for state in optimizers[0].state.values() if "step" in state)
 
 
-@pytest.mark.parametrize("make", [MuonW, lambda groups: DistributedMuon(groups, Grid.alone())])
-def test_a_group_of_parameters_that_had_other_options_each_is_refused(
-    tmp_path: Path, make: Callable[..., Optimizer]
-) -> None:
+def test_a_group_of_parameters_that_had_other_options_each_is_refused(tmp_path: Path) -> None:
     model = Small()
-    optimizer = make(turned(both(model)))
+    optimizer = MuonW(turned(both(model)))
     optimizer.param_groups[1]["lr"] = 0.5
     save(tmp_path / "saved", model, optimizer)
     other = Small()
-    resumed = [make(both(other))]
+    resumed: list[Optimizer] = [MuonW(both(other))]
     before = everything(other, resumed)
     with pytest.raises(CheckpointError, match="were in groups with another lr each; divide") as error:
         load(tmp_path / "saved", other, resumed)
@@ -293,7 +249,7 @@ def test_matrices_that_the_map_does_not_know_are_refused(tmp_path: Path) -> None
 
 def test_masters_that_a_state_lacks_are_made_and_kept_in_every_later_save(saved: Any, tmp_path: Path) -> None:
     folder, was, by = saved("MuonW", torch.bfloat16)
-    model, optimizers = training("DistributedMuon, owner", torch.bfloat16, range(7, 9))
+    model, optimizers = training("DistributedMuon", torch.bfloat16, range(7, 9))
     with pytest.warns(UserWarning, match="it keeps no master weights, so they are made from the parameters"):
         load(folder, model, optimizers)
     exact = Small()
@@ -309,7 +265,7 @@ def test_masters_that_a_state_lacks_are_made_and_kept_in_every_later_save(saved:
     for name, state in state_by_name(model, optimizers).items():
         assert torch.equal(state["master_weight"].view(exact.get_parameter(name).shape), exact.get_parameter(name))
     save(tmp_path / "again", model, optimizers)
-    again, resumed = training("DistributedMuon, gather_all", torch.bfloat16, range(1))
+    again, resumed = training("DistributedMuon", torch.bfloat16, range(1))
     load(tmp_path / "again", again, resumed)
     assert same(state_by_name(again, resumed), state_by_name(model, optimizers))
 
@@ -348,82 +304,9 @@ def test_weights_go_in_and_out_without_an_optimizer(saved: Any, tmp_path: Path) 
     assert same(before, everything(model, optimizers))
 
 
-# ---- Checkpoints of the first format ----------------------------------------------------------------------
-
-
-def as_first_format(folder: Path, named_as: Callable[[str], str] = str) -> None:
-    """Let a checkpoint be as it was written when a manifest did not say what made it, nor made names plain."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest.pop("sha256")
-    manifest["format"] = "distmuon checkpoint 1"
-    notes = manifest["notes"]
-    notes["steps"] = notes["groups"][0]["steps"]
-    notes["groups"] = [
-        {"parameters": [named_as(name) for name in group["parameters"]], "options": group["options"]}
-        for group in notes["groups"]
-    ]
-    manifest["tensors"] = {
-        "/".join([kind, named_as(rest)]): tensor
-        for (kind, _, rest), tensor in ((name.partition("/"), found) for name, found in manifest["tensors"].items())
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
-
-
-@pytest.mark.parametrize(
-    ("there", "here"),
-    [
-        *((kind, kind) for kind in MAKE if "amsgrad" not in kind),
-        ("MuonW", "DistributedMuon, owner"),
-        ("Muon", "MuonW"),
-        ("torch.optim.AdamW", "Zero1AdamW"),
-    ],
-)
-def test_an_older_checkpoint_loads_where_that_is_right(tmp_path: Path, there: str, here: str) -> None:
-    model, optimizers = training(there, torch.float32, range(STEPS))
-    save(tmp_path / "saved", model, optimizers)
-    as_first_format(tmp_path / "saved")
-    other, others = training(here, torch.float32, range(7, 8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error" if there == here else "ignore")
-        load(tmp_path / "saved", other, others)
-    for each in ((model, optimizers), (other, others)):
-        go(*each, range(STEPS, 2 * STEPS))
-    assert same(model.state_dict(), other.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("there", "here"),
-    [
-        ("Zero1AdamW", "DistributedMuon, owner"),
-        ("MuonW", "MuonW, all AdamW"),
-        ("MuonW", "Zero1AdamW"),
-        ("torch.optim.SGD", "torch.optim.Adam"),
-        ("torch.optim.Adam", "torch.optim.AdamW"),
-        ("torch.optim.Muon", "Muon"),
-    ],
-)
-def test_an_older_checkpoint_of_another_algorithm_is_refused(tmp_path: Path, there: str, here: str) -> None:
-    save(tmp_path / "saved", *training(there, torch.float32, range(STEPS)))
-    as_first_format(tmp_path / "saved")
-    model, optimizers = training(here, torch.float32, range(STEPS))
-    before = everything(model, optimizers)
-    with pytest.raises(CheckpointError, match="whose state means something else") as error:
-        load(tmp_path / "saved", model, optimizers)
-    message(error)
-    assert same(before, everything(model, optimizers))
-
-
 # ---- From one way of sharding to another ------------------------------------------------------------------
 
 
 def test_muonw_on_fsdp2_and_distributed_muon_go_on_from_each_other(tmp_path: Path) -> None:
     for found in launch.run(work.change_the_way_of_sharding, (str(tmp_path),), dp=2):
         assert found == {"zero1 differs": [], "fsdp differs": []}
-
-
-def test_a_run_of_another_optimizer_is_refused_whole(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save(tmp_path / f"step-{step:06d}", *training("Zero1AdamW", torch.float32, range(step)))
-    with pytest.raises(CheckpointError, match=r"was trained by adamw in Zero1AdamW.*, and 1 older ones likewise"):
-        load_newest(tmp_path, *training("MuonW", torch.float32, range(1)))
-    assert len(list(tmp_path.iterdir())) == 2

@@ -106,6 +106,60 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target(tmp_path_factory.mktemp("target"))
 
 
+# ---- What has happened to a folder ------------------------------------------------------------------------
+
+
+def change(folder: Path, how: Callable[[dict[str, Any]], Any], sign: bool = True) -> None:
+    """Edit the manifest as somebody would who knows how it is signed."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("sha256")
+    how(manifest)
+    manifest["sha256"] = digest(manifest) if sign else "0" * 64
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def rename_parameter(manifest: dict[str, Any]) -> None:
+    manifest["tensors"]["model/other"] = manifest["tensors"].pop("model/0.weight")
+
+
+def bias(manifest: dict[str, Any]) -> dict[str, Any]:
+    return manifest["tensors"]["model/0.bias"]
+
+
+def replace_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("x")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a file in its place": (replace_by_file, "is no folder"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "has no manifest.json"),
+    "a truncated manifest": (lambda f: (f / "manifest.json").write_text('{"format": '), "is damaged"),
+    "a manifest that is a list": (lambda f: (f / "manifest.json").write_text("[]"), "is damaged"),
+    "an unsigned manifest": (lambda f: (f / "manifest.json").write_text("{}"), "is damaged"),
+    "a manifest of bytes": (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe\x00"), "is damaged"),
+    "a wrong signature": (lambda f: change(f, lambda m: None, sign=False), "is damaged"),
+    "an earlier format": (lambda f: change(f, lambda m: m.update(format="distmuon checkpoint 1")), "has the format"),
+    "a later format": (lambda f: change(f, lambda m: m.update(format="distmuon checkpoint 3")), "has the format"),
+    "a missing file": (lambda f: (f / "__0_0.distcp").unlink(), "is missing"),
+    "an empty file": (lambda f: (f / "__0_0.distcp").write_bytes(b""), "bytes, not"),
+    "a tensor less": (lambda f: change(f, lambda m: m["tensors"].pop("model/0.weight")), "lacks 'model/0.weight'"),
+    "a tensor renamed": (lambda f: change(f, rename_parameter), "lacks 'model/0.weight'"),
+    "another shape": (lambda f: change(f, lambda m: bias(m).update(shape=[7])), "do not fill it exactly"),
+    "another dtype": (lambda f: change(f, lambda m: bias(m).update(dtype="int8")), "is int8 [6]"),
+    "a group less": (lambda f: change(f, lambda m: m["notes"]["groups"].pop()), "a state of no parameter"),
+    "another algorithm": (lambda f: change(f, lambda m: m["notes"]["groups"][0].update(algorithm="adamw")), "trained"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_nothing_has_changed(target: Target, kind: str) -> None:
+    harm, words = DAMAGE[kind]
+    folder = target.prepared(target.manifest)
+    harm(folder)
+    assert words in target.refuses(folder)
+
+
 # ---- Mutations --------------------------------------------------------------------------------------------
 
 Place = tuple[Any, ...]
