@@ -17,7 +17,6 @@ import torch
 from helpers_math import message
 from torch import nn
 
-from distmuon import launch
 from distmuon.checkpoint import (
     CheckpointError,
     async_save,
@@ -81,18 +80,6 @@ def test_the_oldest_are_removed_and_what_killed_ones_have_left_but_no_save_under
     (run / ".unfinished-step-000101-abcdefgh").mkdir()
     prune(run, 1)
     assert sorted(path.name for path in run.iterdir()) == [".unfinished-step-000101-abcdefgh", "step-000100"]
-
-
-def test_after_an_evaluation_a_model_of_fsdp2_is_taken_as_it_is_trained(tmp_path: Path) -> None:
-    """Its outermost module then holds whole parameters, which are not those that are trained."""
-    for trained, same in launch.run(work.make_and_save_after_an_evaluation, (str(tmp_path / "saved"),), dp=2):
-        assert trained
-        assert same
-
-
-def test_the_newest_is_the_same_on_all_ranks(run: Path) -> None:
-    assert launch.run(work.newest, (str(run),), dp=2) == [(100, 2.0)] * 2
-    assert torch.get_default_dtype() == torch.float32
 
 
 # ---- Two processes in one folder --------------------------------------------------------------------------
