@@ -58,13 +58,10 @@ def train_flat(grid: Grid, dtype: str, algorithm: str = "muon", samples: int = S
 
 WAYS: dict[str, dict[str, Any]] = {
     "gather_all": {"dtype": "float32"},
-    "gather_all, every matrix": {"dtype": "float32", "samples": ALL},
-    "gather_all, float64": {"dtype": "float64"},
+    "gather_all, float64, every matrix": {"dtype": "float64", "samples": ALL},
     "gather_all, bf16 with masters": {"dtype": "bfloat16"},
     "gather_cut, clipped": {"dtype": "float32", "strategy": "gather_cut", "max_norm": 0.5},
     "owner": {"dtype": "float32", "strategy": "owner"},
-    "owner, updates published": {"dtype": "float32", "strategy": "owner", "publish": "updates"},
-    "periodic": {"dtype": "float32", "strategy": "periodic", "strategy_options": {"whole_every": 1}},
     "adamw": {"dtype": "float32", "algorithm": "adamw"},
     "blockwise": {"dtype": "float32", "strategy": "blockwise"},
 }
@@ -218,8 +215,8 @@ def on_meshes(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype in ("float32", "float64"):
         found[f"plain {dtype}"] = train_placed(world, plain, dtype, reference=True)
-        for wrap in WRAPS:
-            found[f"{wrap} {dtype}"] = train_placed(world, WRAPS[wrap], dtype)
+    for wrap in WRAPS:
+        found[wrap] = train_placed(world, WRAPS[wrap], "float32")
     return found | {"infinity": infinity(world), "plain tensors": plain_tensors(world)}
 
 

@@ -46,8 +46,8 @@ def two_by_two() -> tuple[list[dict[str, Any]], list[Record]]:
 
 
 @once
-def four_by_two() -> list[dict[str, Any]]:
-    return launch.run(work.on_shards, (("gather_all", "owner", "blockwise"),), dp=4, tp=2)
+def three_by_one() -> list[dict[str, Any]]:
+    return launch.run(work.on_shards, (("gather_all", "owner"),), dp=3)
 
 
 @once
@@ -89,16 +89,15 @@ def test_a_grid_observes_what_one_process_does(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["gather_all", "owner"])
-def test_so_does_a_longer_one(way: str) -> None:
-    for mine, wanted in zip(four_by_two()[0][way], one_process()[way], strict=True):
+def test_so_does_one_that_divides_nothing_evenly(way: str) -> None:
+    for mine, wanted in zip(three_by_one()[0][way], one_process()[way], strict=True):
         assert same(norms(mine), norms(wanted), 1e-6)
 
 
 def test_strategies_that_make_muon_are_told_from_the_one_that_does_not() -> None:
-    short, long, muon = two_by_two()[0][0]["blockwise"], four_by_two()[0]["blockwise"], one_process()["owner"]
-    assert all(same(norms(mine), norms(theirs), 1e-6) for mine, theirs in zip(short, long, strict=True))
-    assert same(short[0]["samples"]["experts[0]"], muon[0]["samples"]["experts[0]"], 1e-6)  # TP cuts between those
-    assert short[1]["samples"]["cut experts[1]"]["cosine"] < muon[1]["samples"]["cut experts[1]"]["cosine"] - 0.01
+    blocks, muon = two_by_two()[0][0]["blockwise"], one_process()["owner"]
+    assert same(blocks[0]["samples"]["experts[0]"], muon[0]["samples"]["experts[0]"], 1e-6)  # TP cuts between those
+    assert blocks[1]["samples"]["cut experts[1]"]["cosine"] < muon[1]["samples"]["cut experts[1]"]["cosine"] - 0.01
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -113,15 +112,14 @@ def test_numbers_are_those_of_singular_values_and_plain_sums(dtype: str) -> None
         assert same(record["parameters"], of_parameters, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_a_mesh_observes_what_one_process_does(wrap: str, dtype: str) -> None:
-    for mine, wanted in zip(meshes()[0][f"{wrap} {dtype}"], meshes()[0][f"plain {dtype}"], strict=True):
-        assert same(norms(mine), norms(wanted), TOLERANCE[dtype])
+def test_a_mesh_observes_what_one_process_does(wrap: str) -> None:
+    for mine, wanted in zip(meshes()[0][wrap], meshes()[0]["plain float32"], strict=True):
+        assert same(norms(mine), norms(wanted), TOLERANCE["float32"])
 
 
 def test_totals_are_made_of_parameters() -> None:
-    first, second = one_process()["gather_all, every matrix"]
+    first, second = one_process()["gather_all, float64, every matrix"]
     assert (first["step"], second["step"], first["skipped"]) == (1, 2, False)
     assert first["parameters"][work.ABSENT]["gradient_norm"] > 0
     absent = second["parameters"][work.ABSENT]
@@ -140,7 +138,7 @@ def test_gradients_are_measured_before_clipping() -> None:
 
 
 def test_all_ranks_know_the_same_but_samples() -> None:
-    for ranks in (two_by_two()[0], four_by_two()):
+    for ranks in (two_by_two()[0], three_by_one()):
         first, *others = [rank["gather_all"][1] for rank in ranks]
         for other in others:
             assert norms(other, *NORMS[:3]) == norms(first, *NORMS[:3])
@@ -251,14 +249,13 @@ def test_samples_take_turns_also_after_a_resumption() -> None:
     assert sampled(1, 2) == sampled(0, 3)[2:]
 
 
-@pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)])
-def test_an_update_of_no_learning_rate_is_not_measured(lr: Any) -> None:
-    optimizer = Muon(layer().parameters(), lr=lr)
+def test_an_update_of_no_learning_rate_is_not_measured() -> None:
+    optimizer = Muon(layer().parameters(), lr=torch.tensor(0.0))
     metrics = Metrics(optimizer, every=1)
     go(optimizer)
     assert (metrics.latest["totals"]["update_rms"], metrics.latest["samples"]) == (None, {})
     assert metrics.latest["totals"]["momentum_norm"] > 0
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    optimizer.param_groups[0]["lr"] = 0.1
     go(optimizer)
     assert metrics.latest["totals"]["update_rms"] == pytest.approx(0.2, rel=0.3)
     assert set(metrics.latest["samples"]) == {"group0.0"}
@@ -362,17 +359,6 @@ def observe(writer: Any, steps: int = 1, start: int = 0, loss: float = 2.0) -> R
     return metrics.latest
 
 
-def test_lines_are_whole_while_the_run_goes_on(tmp_path: Path) -> None:
-    path, optimizer = tmp_path / "new" / "run.jsonl", MuonW(layer())
-    with Metrics(optimizer, every=1, to=[JsonLines(path)], scalars={"loss": "mean"}) as metrics:
-        for step, loss in enumerate((1.0, math.nan, -math.inf), 1):
-            metrics.record(loss=loss)
-            go(optimizer)
-            assert len(lines(path)) == step
-    assert [record["scalars"]["loss"] for record in lines(path)] == [1.0, "NaN", "-Infinity"]
-    assert lines(path)[2]["samples"] == metrics.latest["samples"]
-
-
 def test_a_resumed_run_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     observe(JsonLines(path), steps=2)
@@ -386,7 +372,7 @@ def test_a_resumed_run_goes_on_behind_the_last_whole_line(tmp_path: Path) -> Non
     assert [record["step"] for record in lines(path)] == [1]
 
 
-@pytest.mark.parametrize("held", ["notes", "notes\n", '{"other": 1}\n', '{"step": 1}\nnotes'])
+@pytest.mark.parametrize("held", ["notes", '{"step": 1}\nnotes'])
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, held: str) -> None:
     path = tmp_path / "notes"
     path.write_text(held)
@@ -394,28 +380,23 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, held: str) -> No
     assert path.read_text() == held
 
 
-def test_the_console_says_it_in_a_line() -> None:
-    stream = io.StringIO()
-    observe(Console(stream))
-    (line,) = stream.getvalue().splitlines()
-    for word in ("step 1: update rms 0.", "loss 2;", "weight: orthogonality error", "% Newton–Schulz, 0 bytes sent"):
-        assert word in line
-
-
-def test_what_is_measured_after_a_step_gets_a_line_of_its_own_at_once(tmp_path: Path) -> None:
-    path, optimizer, stream = tmp_path / "run.jsonl", MuonW(layer()), io.StringIO()
-    with Metrics(optimizer, every=2, to=[JsonLines(path), Console(stream)], start=4) as metrics:
-        for _ in range(2):
+def test_every_record_is_a_whole_line_at_once_and_what_is_logged_after_a_step_has_its_own(tmp_path: Path) -> None:
+    path, optimizer, stream = tmp_path / "new" / "run.jsonl", MuonW(layer()), io.StringIO()
+    to = [JsonLines(path), Console(stream)]
+    with Metrics(optimizer, every=2, to=to, start=4, scalars={"loss": "mean"}) as metrics:
+        for loss in (2.0, -math.inf):
+            metrics.record(loss=loss)
             go(optimizer)
             metrics.log(held_out_loss=2.5)
-        assert metrics.latest["scalars"] == {}
-    logged, observed, again = lines(path)
+        logged, observed, again = lines(path)  # before anybody has closed it
     assert (logged["step"], observed["step"], again["step"]) == (5, 6, 6)
     assert logged.keys() == again.keys() == {"step", "time", "scalars"}
-    assert again["scalars"] == {"held_out_loss": 2.5}
-    assert [line for line in stream.getvalue().splitlines() if "held_out" in line] == [
-        "step 5: held_out_loss 2.5", "step 6: held_out_loss 2.5",
-    ]  # fmt: skip
+    assert observed["scalars"] == {"loss": "-Infinity"}
+    assert observed["samples"] == metrics.latest["samples"]
+    said = stream.getvalue().splitlines()
+    assert (said[0], said[2]) == ("step 5: held_out_loss 2.5", "step 6: held_out_loss 2.5")
+    for word in ("step 6: update rms 0.", "loss -inf;", "weight: orthogonality error", "% Newton–Schulz, 0 bytes sent"):
+        assert word in said[1]
 
 
 def test_a_writer_that_fails_is_dropped_and_training_goes_on() -> None:
