@@ -36,8 +36,6 @@ CASES: dict[str, dict[str, Any]] = {  # of DistributedMuon, each on 2 x 2 ranks;
     "gather_all": {},
     "gather_cut": {"strategy": "gather_cut"},
     "owner": {"strategy": "owner", "publish": "updates"},
-    "naive": {"schedule": "naive"},
-    "pipelined": {"schedule": "pipelined"},
     "bfloat16": {"dtype": torch.bfloat16},
     "bfloat16, owner, pipelined": {"dtype": torch.bfloat16, "strategy": "owner", "schedule": "pipelined"},
 }
@@ -108,24 +106,6 @@ def heads_of(model: Transformer) -> dict[str, AttentionHeads]:
 
 def whole_shape(p: Tensor, grid: Grid) -> list[int]:
     return [n * grid.tp.size if dim == p.tp_split_dim else n for dim, n in enumerate(p.shape)]  # type: ignore[attr-defined]
-
-
-def own_forward(grid: Grid, tokens: Tensor) -> list[dict[str, Tensor]]:
-    """Train on a rank's own tokens, watched in the forward pass; return every step's largest logits."""
-    model = transformer(grid, torch.float64)
-    optimizer = OVERLAPS["synchronous"](split_parameters(model), grid, lr=0.1, weight_decay=0.0)
-    clip = QKClip(optimizer, heads_of(model), TAU)
-    for name in clip.layers:
-        block: Any = model.get_submodule(name)
-        block.watch = clip.recorder(name, is_causal=True)
-    found = []
-    for _ in range(STEPS):
-        micro_batches = tokens.chunk(grid.dp.size)[grid.dp.rank].split(2)
-        for rows in micro_batches:
-            (F.cross_entropy(model(rows).flatten(0, 1), rows.flatten()) / len(micro_batches)).backward()
-        optimizer.step()
-        found.append(clip.largest)
-    return found
 
 
 def complaints(grid: Grid) -> dict[str, str]:
@@ -334,14 +314,13 @@ def replicas(world: World) -> dict[str, Any]:
 def facts(world: World) -> dict[str, Any]:
     """Return all of the above from one world of 2 x 2 ranks."""
     grid = Grid.of(world)
-    tokens = torch.arange(8 * LENGTH).view(8, LENGTH).square() % 7
     found: dict[str, Any] = {}
     for case in CASES:
         found[case] = on_grid(grid, case)
         grid.ledger.clear()
-    found |= {"forward": own_forward(grid, tokens), "complaints": complaints(grid)}
+    found["complaints"] = complaints(grid)
     for wrap in ("fsdp", "columns", "hybrid", "tp"):
         found[wrap] = on_mesh(world, wrap)
+    for wrap in ("alone", "fsdp", "tp"):
         found[f"forward {wrap}"] = mesh_forward(world, wrap)
-    found["forward alone"] = mesh_forward(world, "alone")
     return found | {"infinity": infinity_found(world), "replicas": replicas(world)}

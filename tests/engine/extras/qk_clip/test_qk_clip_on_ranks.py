@@ -46,24 +46,11 @@ def test_every_strategy_and_schedule_ends_to_the_bit_where_one_process_does(case
                 assert torch.equal(gammas[name], their_gammas[name])
 
 
-@pytest.mark.parametrize("case", work.CASES)
-def test_scaling_is_no_strangers_write_and_a_step_makes_one_more_collective(case: str) -> None:
-    for rank in facts():
-        assert rank[case]["touched"] == [False] * work.STEPS
-        assert rank[case]["calls"] == work.STEPS + 1  # the skipped step too
-
-
-def test_a_skipped_step_scales_nothing_and_is_counted() -> None:
+def test_scaling_is_no_strangers_write_and_a_skipped_step_scales_nothing() -> None:
     assert alone("gather_all")["skipped"] == 1
-    assert {rank[case]["skipped"] for rank in facts() for case in work.CASES} == {1}
-
-
-def test_the_forward_pass_records_what_one_process_sees_in_all_its_micro_batches() -> None:
-    tokens = torch.arange(8 * work.LENGTH).view(8, work.LENGTH).square() % 7
-    for step, expected in enumerate(work.own_forward(Grid.alone(), tokens)):
-        for rank in facts():
-            for name, values in expected.items():
-                assert torch.allclose(rank["forward"][step][name], values, rtol=1e-9)
+    for found in (rank[case] for rank in facts() for case in work.CASES):
+        assert (found["touched"], found["skipped"]) == ([False] * work.STEPS, 1)
+        assert found["calls"] == work.STEPS + 1  # one collective more in each, the skipped one too
 
 
 def test_ranks_that_differ_all_say_so_and_none_hangs() -> None:
@@ -88,7 +75,7 @@ def test_on_a_mesh_the_same_logits_give_the_same_bits_wherever_shards_cut(wrap: 
     assert any(rank["fsdp"]["empty"] for rank in facts())
 
 
-@pytest.mark.parametrize("wrap", MESHES)
+@pytest.mark.parametrize("wrap", ["fsdp", "tp"])
 def test_on_a_mesh_the_forward_pass_records_the_largest_of_all_ranks(wrap: str) -> None:
     for rank in facts():
         for name, values in rank["forward alone"].items():
