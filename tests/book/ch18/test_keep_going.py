@@ -24,37 +24,26 @@ def test_it_starts_the_command_again_until_it_has_finished(tmp_path: Path) -> No
     assert ending.err == "[here] the command ended with exit code 1; starting again.\n" * 2
 
 
-def test_it_gives_up_after_failures_without_a_checkpoint() -> None:
+def test_it_gives_up_after_failures_without_a_checkpoint_and_at_once_after_a_mistake_in_the_arguments() -> None:
     ending = run("--tries", "3", shell="kill -9 $$")
     assert ending.code == 1
     *again, last = ending.err.splitlines()
     assert again == ["[here] the command was killed by SIGKILL; starting again."] * 2
     assert last == "[here] the command was killed by SIGKILL; tries without a new checkpoint: 3 of 3. Given up."
+    refused = "[here] the command was refused (exit code 2); starting it again would change nothing.\n"
+    assert run(shell="exit 2") == (2, "", refused)
 
 
-def test_a_new_checkpoint_sets_the_count_back_and_an_unfinished_one_does_not(tmp_path: Path) -> None:
+def test_a_new_checkpoint_sets_the_count_back_and_no_unfinished_or_refused_one_nor_one_saved_again(
+    tmp_path: Path,
+) -> None:
     starts, saved = tmp_path / "starts", tmp_path / "run"
     shell = f"echo x >> {starts}; n=$(wc -l < {starts}); mkdir {saved}/.unfinished-$n; "
+    shell += f"mv {saved}/step-9 {saved}/refused-step-9-$n || mkdir {saved}/step-9; "
     shell += f"test $n -gt 3 || mkdir {saved}/step-$n; exit 1"
-    saved.mkdir()
+    (saved / "step-9").mkdir(parents=True)
     assert run("--tries", "2", "--progress", str(saved), shell=shell).code == 1
     assert len(starts.read_text().splitlines()) == 4  # the third, with a checkpoint, counts as the first
-
-
-def test_a_checkpoint_that_is_refused_and_saved_again_is_no_new_one(tmp_path: Path) -> None:
-    starts, saved = tmp_path / "starts", tmp_path / "run"
-    shell = f"echo x >> {starts}; mv {saved}/step-9 {saved}/refused-step-9-$$ || mkdir {saved}/step-9"
-    (saved / "step-9").mkdir(parents=True)
-    assert run("--tries", "3", "--progress", str(saved), shell=f"{shell}; exit 1").code == 1
-    assert len(starts.read_text().splitlines()) == 3
-
-
-def test_it_stops_at_a_mistake_in_the_arguments(tmp_path: Path) -> None:
-    ending = run(shell="echo no such option >&2; exit 2")
-    assert ending.code == 2
-    assert ending.err == (
-        "no such option\n[here] the command was refused (exit code 2); starting it again would change nothing.\n"
-    )
 
 
 def test_it_understands_torchruns_report_of_ranks_that_were_refused() -> None:
@@ -106,17 +95,6 @@ def test_a_command_that_stays_on_after_its_ranks_is_killed() -> None:
     ]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_asked_to_stop_it_lets_the_command_save(tmp_path: Path, number: int, code: int) -> None:
-    shell = f"trap 'touch {tmp_path}/saved; exit 0' TERM; echo ready; while true; do sleep 0.1; done"
-    with worlds.command(KEEP_GOING, "--", "sh", "-c", shell) as running:
-        running.wait_for("ready")
-        running.interrupt(number)
-        ending = running.end()
-    assert ending.code == code
-    assert (tmp_path / "saved").exists()
-
-
 def test_a_command_that_will_not_stop_is_killed(tmp_path: Path) -> None:
     shell = "trap '' TERM; echo ready; while true; do sleep 0.1; done"
     with worlds.command(KEEP_GOING, "--grace", "0.5", "--", "sh", "-c", shell) as running:
@@ -143,13 +121,15 @@ launch.command(keep_going.main)
     assert worlds.finish("-c", program).code == 130
 
 
-@linux
-def test_when_it_is_killed_the_command_is_asked_to_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=linux)]
+)
+def test_asked_to_stop_or_killed_it_lets_the_command_save(tmp_path: Path, number: int, code: int) -> None:
     shell = f"trap 'touch {tmp_path}/saved; exit 0' TERM; echo ready; while true; do sleep 0.1; done"
     with worlds.command(KEEP_GOING, "--", "sh", "-c", shell) as running:
         running.wait_for("ready")
-        running.interrupt(signal.SIGKILL)
-        assert running.end().code == -signal.SIGKILL
+        running.interrupt(number)
+        assert running.end().code == code
     assert (tmp_path / "saved").exists()
 
 
