@@ -13,7 +13,7 @@ from typing import Any
 import mesh_cases as meshes
 import pytest
 import torch
-from optimizer_cases import Case, Weight, cut, several, synthetic, whole_shape, whole_start
+from optimizer_cases import Case, Weight, build, cut, several, synthetic, whole_shape
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -22,9 +22,9 @@ from distmuon.extras.checkpoint import files, save_and_load, storage
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muonw import MuonW
+from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.local_views import local
-from distmuon.sharding.tensor_parallel import mark
 from muon_conformance.placements import held
 
 BEFORE, AFTER = 2, 2  # steps
@@ -56,28 +56,12 @@ def visit(world: World, acts: Sequence[Callable[[World], Any]]) -> list[Any]:
 # ---- ZeRO-1 over DP x TP ----------------------------------------------------------------------------------
 
 
-def model_of(case: Case, grid: Grid, narrow: bool) -> nn.ParameterDict:
-    found = nn.ParameterDict()
-    for w in case.weights:
-        whole = whole_start(w, grid.tp.size).to(torch.bfloat16 if narrow else torch.float32)
-        found[w.name] = mark(nn.Parameter(cut(whole, w.dim, grid.tp.size, grid.tp.rank, w.rows)), w.dim)
-    return found
-
-
-def optimizer_of(case: Case, grid: Grid, model: nn.ParameterDict, strategy: str) -> DistributedMuon:
-    groups = [
-        group | {"params": [(w.name, model[w.name]) for w in case.weights if w.group == i]}
-        for i, group in enumerate(case.groups)
-    ]
-    return DistributedMuon(groups, grid, bucket_size=case.bucket_size, batched=False, strategy=strategy)
-
-
 def gradient_of(w: Weight, tp: int, step: int) -> Tensor:
     """Return a whole gradient of eight bits, so that the mean of any number of copies is exact."""
     return synthetic(f"{w.name} {step}", whole_shape(w, tp), torch.bfloat16).float()
 
 
-def go(case: Case, grid: Grid, model: nn.ParameterDict, optimizer: DistributedMuon, steps: range) -> None:
+def go(case: Case, grid: Grid, model: nn.ParameterDict, optimizer: ShardedOptimizer, steps: range) -> None:
     for step in steps:
         for w in case.weights:
             if w.name == "plain" and step < BEFORE:
@@ -87,11 +71,11 @@ def go(case: Case, grid: Grid, model: nn.ParameterDict, optimizer: DistributedMu
         optimizer.step()
 
 
-def begin(world: World, narrow: bool = False, strategy: str = "gather_all") -> tuple[Case, Grid, Any, DistributedMuon]:
+def begin(world: World, narrow: bool, strategy: str) -> tuple[Case, Grid, nn.ParameterDict, ShardedOptimizer]:
     grid = Grid.of(world)
-    case = several(grid.tp.size, rows=True)
-    model = model_of(case, grid, narrow)
-    return case, grid, model, optimizer_of(case, grid, model, strategy)
+    case = several(grid.tp.size, rows=True).of_dtype(torch.bfloat16 if narrow else torch.float32)
+    parameters, optimizer = build(case, grid, strategy=strategy)
+    return case, grid, nn.ParameterDict(parameters), optimizer
 
 
 def save_zero1(

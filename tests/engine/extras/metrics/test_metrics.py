@@ -7,9 +7,9 @@ import json
 import math
 import sys
 import tempfile
-import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import metrics_workers as work
 import pytest
@@ -409,31 +409,17 @@ def test_a_writer_that_fails_is_dropped_and_training_goes_on() -> None:
 
 
 def test_tensorboard_gets_every_number_under_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, Any] = {}
-
-    class SummaryWriter:
-        def __init__(self, folder: str, purge_step: int | None) -> None:
-            told["made"] = folder, purge_step
-
-        def add_scalar(self, tag: str, value: float, step: int, walltime: float) -> None:
-            told[tag] = value, step
-
-        def flush(self) -> None:
-            told["flushed"] = True
-
-        def close(self) -> None:
-            told["closed"] = True
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    writer, module = mock.Mock(), mock.Mock()
+    module.SummaryWriter.return_value = writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     record = observe(TensorBoard(tmp_path), start=6)
-    assert told["made"] == (str(tmp_path), 7)
-    assert told["closed"] is told["flushed"] is True
-    assert told["totals/update_rms"] == (record["totals"]["update_rms"], 7)
-    assert told["samples/weight/singular_values/4"] == (record["samples"]["weight"]["singular_values"][4], 7)
-    assert told["scalars/loss"] == (2.0, 7)
-    assert "step" not in told
+    module.SummaryWriter.assert_called_once_with(str(tmp_path), purge_step=7)
+    written = {call.args[0]: call.args[1:] for call in writer.add_scalar.call_args_list}
+    assert written["totals/update_rms"] == (record["totals"]["update_rms"], 7)
+    assert written["samples/weight/singular_values/4"] == (record["samples"]["weight"]["singular_values"][4], 7)
+    assert written["scalars/loss"] == (2.0, 7)
+    assert "step" not in written
+    assert [call[0] for call in writer.method_calls[-2:]] == ["flush", "close"]
 
 
 def test_without_tensorboard_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
