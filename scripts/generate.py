@@ -19,10 +19,10 @@ from torch import Tensor
 
 from distmuon import checkpoint, launch
 from distmuon.extras.checkpoint.manifest import MANIFEST
-from distmuon.models.corpus import ALICE, decode, encode
+from distmuon.models.corpus import decode, encode
 from distmuon.models.networks import Transformer
 from distmuon.models.run_settings import RunSettings
-from distmuon.models.same_run import settings_then
+from distmuon.models.same_run import is_ours, settings_then
 
 BEGIN = " "  # what the model reads first where there is no prompt
 
@@ -33,7 +33,7 @@ def load(folder: Path, device: str) -> tuple[Transformer, dict[str, Any]]:
     Raises CheckpointError where it is damaged; UsageError where train.py has not made it.
     """
     notes, weights = checkpoint.notes(folder), checkpoint.weights(folder)
-    if "settings" not in notes or "tokens.weight" not in weights:
+    if not is_ours(notes):
         raise launch.UsageError(f"{folder} is no checkpoint of train.py; name the --folder of a run of it.")
     settings = settings_then(RunSettings(), notes)
     model = Transformer(*settings.shape(len(weights["tokens.weight"])))
@@ -114,12 +114,9 @@ def main() -> None:
         model, notes = load(folder, arguments.device)
     except checkpoint.CheckpointError as error:
         raise launch.UsageError(str(error)) from error
-    text = notes.get("text", {})
-    name, every = text.get("name", ALICE), range(256)  # what was saved long ago does not say, and was read as bytes
-    if arguments.prompt is None:
-        prompt = encode(BEGIN, name, every)
-    else:
-        prompt = encode(arguments.prompt, name, text.get("known", every))
+    name = notes["text"]["name"]
+    known = range(256) if arguments.prompt is None else notes["text"]["known"]
+    prompt = encode(arguments.prompt or BEGIN, name, known)
     made = generate(model, prompt, arguments.length, arguments.temperature, arguments.seed)
     how = f"{arguments.length:,} tokens at temperature {arguments.temperature:g}, seed {arguments.seed}"
     print(f"{folder}: {how}", file=sys.stderr, flush=True)

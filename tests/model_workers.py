@@ -188,7 +188,7 @@ def start(name: str, tp: Group, dtype: torch.dtype) -> Any:
 def model_facts(world: World) -> dict[str, Any]:
     grid = Grid.of(world)
     found: dict[str, Any] = {name: forward_and_backward(name, grid) for name in MODELS}
-    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    dtypes = (torch.float32, torch.bfloat16)
     found["trained"] = {(name, str(dtype)): train(name, grid, dtype) for name in MODELS for dtype in dtypes}
     return found
 

@@ -39,13 +39,10 @@ class Language:
     start: Tensor
 
     @classmethod
-    def of(cls, seed: int, grammar_seed: int | None = None) -> Language:
-        """Return the language of this seed. Frequencies fall like 1/rank (Zipf), and every word has its favourites.
-
-        grammar_seed: draw which word follows which from this seed instead: the same words, spoken otherwise.
-        """
+    def of(cls, seed: int) -> Language:
+        """Return the language of this seed. Frequencies fall like 1/rank (Zipf), and every word has its favourites."""
         lexicon = _lexicon(torch.Generator().manual_seed(seed))
-        generator = torch.Generator().manual_seed((seed if grammar_seed is None else grammar_seed) + 1)
+        generator = torch.Generator().manual_seed(seed + 1)
         common = _zipf(WORDS)  # of every word, wherever it stands
         favourites = torch.zeros(WORDS, WORDS, dtype=torch.float64)
         for row in favourites:

@@ -23,20 +23,27 @@ def notes_of(settings: RunSettings, text: Corpus, step: int) -> dict[str, Any]:
     return {"step": step, "settings": kept, "text": _description(settings, text)}
 
 
+def is_ours(notes: Mapping[str, Any]) -> bool:
+    """Return whether `train.py` has made a checkpoint with these notes."""
+    return {"settings", "text"} <= notes.keys()
+
+
 def settings_then(settings: RunSettings, notes: Mapping[str, Any]) -> RunSettings:
-    """Return the settings with which a checkpoint was made; today's, where it does not say."""
-    return RunSettings(**vars(settings) | notes.get("settings", {}))
+    """Return the settings with which a checkpoint was made; of what changes nothing in a run, today's."""
+    return RunSettings(**vars(settings) | notes["settings"])
 
 
 def check_same_run(settings: RunSettings, text: Corpus, notes: Mapping[str, Any], step: int) -> None:
     """Raise CheckpointError, with the remedy, where going on from the checkpoint of this step would be another run."""
     run = f"the run in {settings.folder}"
+    if not is_ours(notes):
+        raise CheckpointError(f"{run} is another program's; give another --folder.")
     for option, old, new in _changes(FIXED, settings_then(settings, notes), settings):
         raise CheckpointError(
             f"{run} cannot go on with {option} {new} instead of {old}; give the same, or another --folder."
         )
     here = _description(settings, text)
-    then = notes.get("text", here)
+    then = notes["text"]
     if then["sha256"] != here["sha256"]:
         texts = [f"{one['name']} ({one['tokens']:,} tokens, {one['sha256'][:8]}…)" for one in (then, here)]
         raise CheckpointError(
@@ -53,8 +60,6 @@ def check_same_run(settings: RunSettings, text: Corpus, notes: Mapping[str, Any]
 def what_differs(settings: RunSettings, notes: Mapping[str, Any], step: int) -> Iterator[str]:
     """Yield a line for each thing by which the rest of the run will differ from what was begun."""
     then = settings_then(settings, notes)
-    if "text" not in notes:
-        yield "does not say on what text it was trained, so we cannot compare it"
     for option, old, new in _changes(STEERING, then, settings):
         yield f"{option} is {new} now, was {old}"
     if _changes(RATE, then, settings) and step < settings.steps:

@@ -51,9 +51,3 @@ def test_one_seed_one_language_and_one_text():
     texts = [first.write(500, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)]
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], texts[2])
-
-
-def test_another_grammar_keeps_the_words():
-    plain, other = Language.of(0), Language.of(0, grammar_seed=7)
-    assert plain.words == other.words
-    assert not torch.equal(plain.follows, other.follows)
