@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from distmuon.extras.checkpoint import files, save_and_load, storage
 from distmuon.launch import World
-from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.grid import Grid
@@ -150,32 +149,6 @@ def load_muonw(world: World, wrap: str, folder: str, expected: dict[str, Tensor]
     whole = {name: held(expected[name], p) for name, p in model.named_parameters()}
     differ = [name for name, p in model.named_parameters() if not torch.equal(local(p), whole[name])]
     return {"differ": differ, "notes": notes}
-
-
-def change_the_way_of_sharding(world: World, folder: str) -> dict[str, Any]:
-    """Train by MuonW on FSDP2, go on by DistributedMuon, and go on from that by MuonW on FSDP2 again; return where
-    either is not what one process that was never stopped has."""
-    found = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is converted
-        model, optimizer = training(world, "fsdp")
-        go_on_mesh(model, optimizer, range(BEFORE))
-        save_and_load.save(f"{folder}/fsdp", model, optimizer)
-
-        flat = meshes.Net()
-        flat_optimizer = DistributedMuon(meshes.groups_of(flat), Grid.of(world), batched=False)
-        save_and_load.load(f"{folder}/fsdp", flat, flat_optimizer)
-        go_on_mesh(flat, flat_optimizer, range(BEFORE, BEFORE + 1))
-        expected = never_stopped(world, BEFORE + 1)
-        found["zero1 differs"] = [n for n, p in flat.named_parameters() if not torch.equal(p, expected[n])]
-        save_and_load.save(f"{folder}/zero1", flat, flat_optimizer)
-
-        model, optimizer = training(world, "fsdp")
-        save_and_load.load(f"{folder}/zero1", model, optimizer)
-        go_on_mesh(model, optimizer, range(BEFORE + 1, BEFORE + AFTER))
-        expected = never_stopped(world, BEFORE + AFTER)
-    found["fsdp differs"] = [n for n, p in model.named_parameters() if not torch.equal(whole(p), expected[n])]
-    return found
 
 
 # ---- Trouble ----------------------------------------------------------------------------------------------

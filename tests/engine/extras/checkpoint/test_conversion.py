@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import checkpoint_workers as work
 import pytest
 import torch
 from helpers_math import message
@@ -16,7 +15,6 @@ from optimizer_cases import synthetic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from distmuon import launch
 from distmuon.checkpoint import CheckpointError, load, save
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
@@ -302,11 +300,3 @@ def test_weights_go_in_and_out_without_an_optimizer(saved: Any, tmp_path: Path) 
         load(tmp_path / "alone", model, optimizers)
     message(error)
     assert same(before, everything(model, optimizers))
-
-
-# ---- From one way of sharding to another ------------------------------------------------------------------
-
-
-def test_muonw_on_fsdp2_and_distributed_muon_go_on_from_each_other(tmp_path: Path) -> None:
-    for found in launch.run(work.change_the_way_of_sharding, (str(tmp_path),), dp=2):
-        assert found == {"zero1 differs": [], "fsdp differs": []}

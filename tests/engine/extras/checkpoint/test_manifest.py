@@ -262,14 +262,10 @@ class Program:
 
 CONTENTS = {
     "nothing": b"",
-    "one byte": b"x",
     "zeros": bytes(4000),
-    "the beginning of an archive": b"PK\x03\x04",
     "another dtype": a_tensor(torch.zeros(6, dtype=torch.float64)),
     "another shape": a_tensor(torch.zeros(7)),
-    "more dimensions": a_tensor(torch.zeros(6, 1)),
     "no tensor": a_tensor({"a": 1}),
-    "a list of tensors": a_tensor([torch.zeros(6)]),
     "a sparse tensor": a_tensor(torch.zeros(6).to_sparse()),
     "a tensor without storage": a_tensor(torch.zeros(6, device="meta")),
     "a program": a_tensor(Program()),
