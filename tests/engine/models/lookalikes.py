@@ -74,11 +74,6 @@ def decoder(layers: list[nn.Module], vocabulary: int = 96, **head: Any) -> nn.Mo
     return module(model=model, **head or {"lm_head": linear(D, vocabulary)})
 
 
-def mixtral() -> nn.Module:
-    moes = [module(gate=named("MixtralTopKRouter", Rows)(8, D), experts=Experts()) for _ in range(2)]
-    return decoder([module(self_attn=attention(), block_sparse_moe=moe, norm=nn.RMSNorm(D)) for moe in moes])
-
-
 def gpt_oss() -> nn.Module:
     mlp = module(router=module(weight=(8, D), bias=(8,)), experts=Experts(bias=True))
     return decoder([module(self_attn=attention(), mlp=mlp)])
@@ -175,15 +170,6 @@ def t5() -> nn.Module:
     return module(shared=nn.Embedding(96, D), **stacks, lm_head=linear(D, 96))
 
 
-def swin() -> nn.Module:
-    attn = module(relative_position_bias_table=(49, 2), logit_scale=(2, 1, 1), qkv=linear(D, 3 * D), proj=linear())
-    merging = module(reduction=linear(4 * D, 2 * D), norm=nn.LayerNorm(4 * D))
-    layers = nn.ModuleList([module(blocks=nn.ModuleList([module(attn=attn)]), downsample=merging)])
-    return module(
-        layers=layers, norm=nn.LayerNorm(2 * D), head=module(global_pool=nn.Identity(), fc=nn.Linear(2 * D, 10))
-    )
-
-
 class HasClassifier(nn.Module):
     """As timm's models have it: the head's name says nothing, and it does not come last."""
 
@@ -212,16 +198,6 @@ class SaysWhatItIs(nn.Module):
 
     def get_classifier(self) -> nn.Module:
         raise NotImplementedError
-
-
-def clip() -> nn.Module:
-    block = module(attn=nn.MultiheadAttention(D, 2), mlp=module(c_fc=linear(D, H), c_proj=linear(H, D)))
-    visual = dict(class_embedding=(D,), positional_embedding=(10, D), conv1=nn.Conv2d(3, D, 4, bias=False))
-    layers = module(resblocks=nn.Sequential(block))
-    return module(
-        positional_embedding=(7, D), logit_scale=(), visual=module(**visual), transformer=layers,
-        token_embedding=nn.Embedding(96, D), ln_final=nn.LayerNorm(D),
-    )  # fmt: skip
 
 
 def whisper() -> nn.Module:
@@ -260,11 +236,6 @@ def by_hand() -> nn.Module:
     return module(tables=tables, held=held, layers=layers, rnn=nn.LSTM(D, 12), score=nn.Linear(12, 3))
 
 
-def actor_critic() -> nn.Module:
-    body = nn.Sequential(nn.Linear(6, D), nn.Tanh(), nn.Linear(D, D))
-    return module(body=body, policy=nn.Linear(D, 4), value=nn.Linear(D, 1))
-
-
 def normalized() -> nn.Module:
     """Weight norm in both of torch's forms, and spectral norm."""
     old = nn.utils.weight_norm(nn.Linear(D, H))  # type: ignore[no-untyped-call]
@@ -283,10 +254,6 @@ ATTENTION = [f"self_attn.{side}_proj.weight" for side in "qkvo"]
 SIDES = ("encoder", "decoder")
 T5 = [*(f"{i}.{n}" for i in (0, 1) for n in "qkvo"), "2.wi_0", "2.wi_1", "2.wo"]
 MUON: dict[Callable[[], nn.Module], dict[str, list[str]]] = {  # model -> matrices -> parameters
-    mixtral: {
-        "whole": [f"model.layers.{i}.{name}" for i in (0, 1) for name in ATTENTION],
-        "stacked": [f"model.layers.{i}.block_sparse_moe.experts.{n}_proj" for i in (0, 1) for n in ("gate_up", "down")],
-    },
     gpt_oss: {
         "whole": [f"model.layers.0.{name}" for name in ATTENTION],
         "stacked": ["model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"],
@@ -316,17 +283,8 @@ MUON: dict[Callable[[], nn.Module], dict[str, list[str]]] = {  # model -> matric
     vit: {"whole": [f"blocks.{i}.{n}.weight" for i in (0, 1) for n in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]},
     mamba: {"whole": [f"backbone.layers.0.mixer.{n}_proj.weight" for n in ("in", "x", "dt", "out")]},
     t5: {"whole": [f"{side}.block.0.layer.{name}.weight" for side in SIDES for name in T5]},
-    swin: {
-        "whole": [f"layers.0.{n}.weight" for n in ("blocks.0.attn.qkv", "blocks.0.attn.proj", "downsample.reduction")]
-    },
     HasClassifier: {"whole": ["stages.*"]},
     SaysWhatItIs: {"whole": ["blocks.*"]},
-    clip: {
-        "whole": [
-            f"transformer.resblocks.0.{n}"
-            for n in ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-        ]
-    },
     whisper: {
         "whole": [f"model.{side}.layers.0.{n}" for side in SIDES for n in (*ATTENTION, "fc1.weight", "fc2.weight")],
         "flattened": ["model.encoder.conv1.weight", "model.encoder.conv2.weight"],
@@ -345,7 +303,6 @@ MUON: dict[Callable[[], nn.Module], dict[str, list[str]]] = {  # model -> matric
         ],
         "stacked": ["layers.1.w1", "layers.1.w2", "layers.2.W_Q"],
     },
-    actor_critic: {"whole": ["body.0.weight", "body.2.weight"]},
     normalized: {
         "whole": [
             "blocks.0.weight_v",
