@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from distmuon.extras.metrics.matrix import orthogonality, update_of
-from distmuon.extras.metrics.stopwatch import Stopwatch
-from distmuon.extras.metrics.watched import REDUCTIONS, WatchedOptimizer, of_table
+from distmuon.extras.metrics.watched import REDUCTIONS, Stopwatch, WatchedOptimizer, of_table
 from distmuon.extras.metrics.writers import Writer
 from distmuon.optim.muon import momentum_, scale
 from distmuon.sharding.boxes import extent
@@ -79,7 +78,7 @@ class Metrics:
             gradient_norm   of the mean gradient; sharded: before clipping; else as `step` finds it
         samples: by name, error, cosine, singular_values: see `matrix`; of the update by its scale, so that 1 is ideal
         seconds: of the step, forward and backward not included (a closure is), mean over ranks;
-            communication, newton_schulz: shares of it; see `stopwatch`
+            communication, newton_schulz: shares of it; see `Stopwatch`
         sent_bytes: in the step, by the optimizer's ledger, mean over ranks; 0 for torch's optimizers, which have none
         scalars: {name: value}; None where no rank has recorded it since the observation before
 

@@ -15,8 +15,10 @@ A row for every rank, because an all-reduce adds: so maxima travel in it, too. W
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distmuon.extras.metrics.stopwatch import STEP
 from distmuon.optim.masters import local_views
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.hooks import COMMUNICATION, NEWTON_SCHULZ
+from distmuon.sharding.hooks import COMMUNICATION, NEWTON_SCHULZ, around_kinds
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.meshes import common_mesh, group_of
@@ -38,6 +39,7 @@ MOMENTA = ("momentum_buffer", "exp_avg")  # under which optimizers keep it
 PLACED_BY_TORCH = (torch.optim.Muon, torch.optim.AdamW)
 SUMS = ("update", "weight", "momentum", "gradient", "moved")  # four of squares; elements that have a gradient
 REDUCTIONS = ("max", "sum", "mean")
+STEP = "step"  # all of its time
 OWN = (STEP, COMMUNICATION, NEWTON_SCHULZ, "sent_bytes", "first_of_tp")  # columns that are ours
 
 
@@ -184,3 +186,50 @@ def _ranks_of(optimizer: torch.optim.Optimizer, views: list[LocalView]) -> tuple
     if everybody is not None and any(not view.is_whole for view in views):
         return Grid.of(everybody).world, device, True
     return Group("mesh"), device, True
+
+
+# ---- Where the time of a step goes ------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Times one step, from construction to `stop`, and of it all work of a kind: communication, Newton–Schulz.
+
+    On the CPU by the clock. On a GPU by events in the stream that computes: work is only asked for, and the clock would
+    time the asking. A collective that this stream waits for counts from the asking to the end of the waiting; what runs
+    beside the computation is hidden, and counts nothing. Waiting for slower ranks is communication, too.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu, self._spans = device.type == "cuda", list[tuple[str, Any, Any]]()
+        self._open = contextlib.ExitStack()
+        self._open.enter_context(self._span(STEP))
+        self._open.enter_context(around_kinds(self._span))
+
+    def stop(self) -> None:
+        """End the step, finished or not; twice does no harm."""
+        self._open.close()
+
+    def seconds(self) -> dict[str, float]:
+        """Return {STEP or kind: seconds}; a kind of which there was nothing is missing. Waits for a GPU."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        found: dict[str, float] = {}
+        for kind, begin, end in self._spans:
+            taken = begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
+            found[kind] = found.get(kind, 0.0) + taken
+        return found
+
+    @contextlib.contextmanager
+    def _span(self, kind: str) -> Iterator[None]:
+        begin = self._now()
+        try:
+            yield
+        finally:
+            self._spans.append((kind, begin, self._now()))
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
