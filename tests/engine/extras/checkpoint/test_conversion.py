@@ -188,7 +188,7 @@ def test_parameters_are_matched_by_name_in_any_order_and_group(saved: Any) -> No
     model = Small()
     optimizers: list[Optimizer] = [DistributedMuon(turned(both(model)), Grid.alone())]
     for group in optimizers[0].param_groups:
-        group["lr"] = 7.0
+        group |= {"lr": 7.0, "weight_decay": 0.7} | ({"betas": (0.1, 0.2)} if "betas" in group else {"momentum": 0.1})
     with pytest.warns(UserWarning, match="its groups were divided otherwise; parameters are matched by name"):
         load(folder, model, optimizers)
     assert [group["lr"] for group in optimizers[0].param_groups] == [0.01, 0.01, 0.02]

@@ -87,15 +87,13 @@ def test_the_oldest_are_removed_and_what_killed_ones_have_left_but_no_save_under
 
 def hold(what: str, path: str, held: Any) -> None:
     """Hold a lock in another process until that is killed."""
-    lock = claim(path) if what == "run" else contextlib.closing(Closable(lock_of(Path(path))))
-    with lock:
+    with contextlib.ExitStack() as stack:
+        if what == "run":
+            stack.enter_context(claim(path))
+        else:
+            stack.callback(lock_of(Path(path)).release)
         held.set()
         time.sleep(1000)
-
-
-class Closable:
-    def __init__(self, lock: Any) -> None:
-        self.close = lock.release
 
 
 @contextlib.contextmanager

@@ -217,24 +217,7 @@ def on_meshes(world: World) -> dict[str, Any]:
         found[f"plain {dtype}"] = train_placed(world, plain, dtype, reference=True)
     for wrap in WRAPS:
         found[wrap] = train_placed(world, WRAPS[wrap], "float32")
-    return found | {"infinity": infinity(world), "plain tensors": plain_tensors(world)}
-
-
-def infinity(world: World) -> list[Record]:
-    """Under a GradScaler, let one rank's gradient be infinite in the second step."""
-    model = WRAPS["fsdp"](world, Net())
-    optimizer, scaler = MuonW(groups_of(model)), torch.amp.GradScaler("cpu", init_scale=8.0)
-    records = []
-    with Metrics(optimizer, every=1) as metrics:
-        for step in range(3):
-            give_placed(model, step)
-            scaler.scale(torch.zeros(()))
-            if step == 1 and world.rank == 1:
-                model.blocks[0].up.weight.grad.to_local().fill_(torch.inf)
-            scaler.step(optimizer)
-            scaler.update()
-            records.append(metrics.latest)
-    return records
+    return found | {"plain tensors": plain_tensors(world)}
 
 
 def plain_tensors(world: World) -> Record:
