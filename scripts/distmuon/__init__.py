@@ -53,8 +53,7 @@ if sys.platform == "win32":  # before anything is imported that needs signals, f
 if TYPE_CHECKING:
     from distmuon import checkpoint, launch, metrics
     from distmuon.extras.metrics.observer import Metrics
-    from distmuon.extras.qk_clip.heads import AttentionHeads
-    from distmuon.extras.qk_clip.qk_clip import QKClip
+    from distmuon.extras.qk_clip import AttentionHeads, QKClip
     from distmuon.optim.distributed_muon import DistributedMuon
     from distmuon.optim.muon import Muon
     from distmuon.optim.muonw import MuonW
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
     from distmuon.verify.certify import certify
 else:  # hidden from type checkers, to which it would say that every name exists
     _HOMES = {
-        "AttentionHeads": "extras.qk_clip.heads",
+        "AttentionHeads": "extras.qk_clip",
         "RankMismatchError": "sharding.consistency",
         "DistributedMuon": "optim.distributed_muon",
         "Grid": "sharding.grid",
@@ -78,7 +77,7 @@ else:  # hidden from type checkers, to which it would say that every name exists
         "Muon": "optim.muon",
         "MuonW": "optim.muonw",
         "NonFiniteGradient": "sharding.gradients",
-        "QKClip": "extras.qk_clip.qk_clip",
+        "QKClip": "extras.qk_clip",
         "Zero1AdamW": "optim.zero1_adamw",
         "certify": "verify.certify",
         "newton_schulz": "optim.newton_schulz",

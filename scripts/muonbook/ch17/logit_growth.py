@@ -19,8 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from distmuon import launch
-from distmuon.extras.qk_clip.heads import AttentionHeads
-from distmuon.extras.qk_clip.qk_clip import QKClip
+from distmuon.extras.qk_clip import AttentionHeads, QKClip
 from distmuon.launch import World
 from distmuon.models.networks import Block, Transformer
 from distmuon.optim.muonw import MuonW

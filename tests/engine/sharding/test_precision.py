@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from distmuon import launch
-from distmuon.extras.qk_clip.heads import AttentionHeads
-from distmuon.extras.qk_clip.qk_clip import QKClip
+from distmuon.extras.qk_clip import AttentionHeads, QKClip
 from distmuon.launch import World
 from distmuon.metrics import Metrics
 from distmuon.optim.distributed_muon import DistributedMuon

@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from distmuon.extras.qk_clip.heads import AttentionHeads
-from distmuon.extras.qk_clip.qk_clip import LABEL, NonFiniteLogits, QKClip
+from distmuon.extras.qk_clip import LABEL, AttentionHeads, NonFiniteLogits, QKClip
 from distmuon.launch import World
 from distmuon.models.networks import Transformer, initial_weights
 from distmuon.optim.muonw import MuonW

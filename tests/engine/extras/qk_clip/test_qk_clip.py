@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from distmuon import AttentionHeads, DistributedMuon, Grid, MuonW, QKClip
-from distmuon.extras.qk_clip.heads import PlacedHeads
-from distmuon.extras.qk_clip.qk_clip import NonFiniteLogits, largest_logits
+from distmuon.extras.qk_clip import NonFiniteLogits, PlacedHeads, largest_logits
 from distmuon.models.networks import ALONE, Block
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.tensor_parallel import mark
