@@ -150,9 +150,10 @@ def train_placed(world: World, wrap: Any, dtype: str, reference: bool = False) -
     return records
 
 
-def expected(model: nn.Module, optimizer: Any, before: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the same numbers by singular values of whole matrices, and by plain sums."""
-    found: dict[str, Any] = {}
+def expected(model: nn.Module, optimizer: Any, before: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the same numbers by singular values of whole matrices, and of parameters by plain sums."""
+    samples: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     groups = {name: g for g in optimizer.param_groups for name in g["param_names"]}
     for name, p in model.named_parameters():
         group = groups[name]
@@ -166,15 +167,11 @@ def expected(model: nn.Module, optimizer: Any, before: dict[str, Tensor]) -> dic
             one |= {"update_rms": moved.double().square().mean().sqrt().item()}
             one |= {"gradient_norm": p.grad.double().norm().item()}
             if group["algorithm"] == "muon":
-                fed = fed_of(p.grad, momentum, group).to(optimizer.gather_dtype or bf16_or_64(p.dtype))
-                for label, o, m in matrices(name, moved, fed, group):
-                    found[label] = by_svd(o, m, group["scale"])
-        found[f"norms of {name}"] = one
-    return found
-
-
-def bf16_or_64(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.bfloat16
+                seen_in = torch.float64 if p.dtype == torch.float64 else torch.bfloat16
+                for label, o, m in matrices(name, moved, fed_of(p.grad, momentum, group).to(seen_in), group):
+                    samples[label] = by_svd(o, m, group["scale"])
+        parameters[name] = one
+    return samples, parameters
 
 
 def fed_of(gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> Tensor:
