@@ -21,6 +21,7 @@ from distmuon.sharding.layout import Range
 from distmuon.sharding.tensor_parallel import mark
 
 BEFORE, AFTER = 2, 2  # steps
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 class ShardedMomentum(torch.optim.Optimizer):
@@ -85,18 +86,21 @@ def go(model: nn.Module, optimizer: ShardedMomentum, steps: range) -> None:
         optimizer.step()
 
 
-def go_on(world: World, folder: str, dtype: torch.dtype, begin: bool = False) -> list[Tensor]:
-    """Save after some steps, or load what has been saved; return where some steps more lead."""
-    model, optimizer = training(dtype)
-    if begin:
-        go(model, optimizer, range(BEFORE))
-        optimizer.param_groups[0]["lr"] = 0.05
-        save(folder, model, optimizer)
-    else:
-        go(model, optimizer, range(7, 8))  # it has been elsewhere
-        load(folder, model, optimizer)
-    go(model, optimizer, range(BEFORE, BEFORE + AFTER))
-    return [p.detach().clone() for p in model.parameters()]
+def go_on(world: World, folder: str, begin: bool = False) -> list[Tensor]:
+    """Save after some steps, or load what has been saved; return where some steps more lead, in either dtype."""
+    ends: list[Tensor] = []
+    for dtype in DTYPES:
+        model, optimizer = training(dtype)
+        if begin:
+            go(model, optimizer, range(BEFORE))
+            optimizer.param_groups[0]["lr"] = 0.05
+            save(f"{folder}/{dtype}", model, optimizer)
+        else:
+            go(model, optimizer, range(7, 8))  # it has been elsewhere
+            load(f"{folder}/{dtype}", model, optimizer)
+        go(model, optimizer, range(BEFORE, BEFORE + AFTER))
+        ends += [p.detach().clone() for p in model.parameters()]
+    return ends
 
 
 def observed(world: World) -> dict[str, Any]:

@@ -126,13 +126,13 @@ def test_every_group_waits_as_long_as_it_was_told() -> None:
 
 def test_a_run_says_what_it_will_do_and_what_it_has_done_with_units(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ending = worlds.finish(TRAIN, *words(folder, 2, tp=2, sharding="zero1"))
+    ending = worlds.finish(TRAIN, *words(folder, 1, tp=2, sharding="zero1"))
     assert (ending.code, ending.err) == (0, "")
     lines = ending.out.splitlines()
     assert lines[:9] == [
         "model       14,752 parameters, 2 layers of width 16 and 4 heads, in float32; sees 16 tokens",
         "text        alice: 133,628 tokens to learn from, 14,848 held out; a token is one byte",
-        "grid        2 DP x 2 TP = 4 ranks, gloo on cpu, sharded by ZeRO-1",
+        "grid        1 DP x 2 TP = 2 ranks, gloo on cpu, sharded by ZeRO-1",
         "optimizer   DistributedMuon, strategy owner; weight decay 0.1; gradients: norm clipped to 1",
         "Muon        6,144 parameters in 12 tensors: blocks.*.{query, key, value, out, up, down}",
         "AdamW       8,608 parameters in 13 tensors: tokens, positions, norm, head, blocks.*.{norm1, norm2}",
@@ -330,7 +330,7 @@ SMALL_FILES = (  # larger ones cannot be written, as on a disk that is full
 
 def test_a_run_that_could_not_be_saved_says_why_and_what_is_left_and_fails(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed / "step-000003", tmp_path / "run" / "step-000003")
-    ending = worlds.finish("-c", SMALL_FILES, *words(tmp_path / "run", log_every=100))
+    ending = worlds.finish("-c", SMALL_FILES, *words(tmp_path / "run", 1, log_every=100))
     reason = f"{tmp_path}/run/step-000006 was not saved: OSError: [Errno 27] File too large"
     left = f"the newest checkpoint in {tmp_path}/run is of step 3"
     assert (ending.code, ending.err) == (1, f"error: {reason}; {left}.\n")
