@@ -52,6 +52,9 @@ def opened_by(act: Callable[[], Any]) -> list[Path]:
 # ---- One training, and its checkpoint ---------------------------------------------------------------------
 
 
+FILE = "__0_0.distcp"
+
+
 class Target:
     """A training that nothing may change, and a checkpoint that would fit it."""
 
@@ -72,13 +75,21 @@ class Target:
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         return tensors, [groups, [key for key, _ in states]]
 
-    def prepared(self, manifest: Any) -> Path:
-        """Return a fresh copy of the checkpoint, with this manifest, signed."""
+    def prepared(self, manifest: dict[str, Any], data: bytes | None = None, signed: bool = True) -> Path:
+        """Return a fresh copy of the checkpoint, with this manifest, and with this content of its one file.
+
+        signed: whether the manifest states the file's length and digest; it is always signed itself.
+        """
+        folder = self.room / "step-000001"
         shutil.rmtree(self.room, ignore_errors=True)
-        shutil.copytree(self.saved, self.room / "step-000001")
-        signed = dict(manifest) | {"sha256": digest(manifest)} if isinstance(manifest, dict) else manifest
-        (self.room / "step-000001" / "manifest.json").write_text(json.dumps(signed))
-        return self.room / "step-000001"
+        shutil.copytree(self.saved, folder)
+        if data is not None:
+            (folder / FILE).write_bytes(data)
+            if signed:
+                stated = {FILE: [len(data), work.storage.sha256(folder / FILE)]}
+                manifest = manifest | {"files": manifest["files"] | stated}
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
+        return folder
 
     def refuses(self, folder: Path) -> str:
         """Assert that the checkpoint is refused, that nothing has changed, and that nothing else was opened."""
@@ -109,21 +120,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 # ---- What has happened to a folder ------------------------------------------------------------------------
 
 
-def change(folder: Path, how: Callable[[dict[str, Any]], Any], sign: bool = True) -> None:
-    """Edit the manifest as somebody would who knows how it is signed."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest.pop("sha256")
-    how(manifest)
-    manifest["sha256"] = digest(manifest) if sign else "0" * 64
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
 def rename_parameter(manifest: dict[str, Any]) -> None:
     manifest["tensors"]["model/other"] = manifest["tensors"].pop("model/0.weight")
-
-
-def bias(manifest: dict[str, Any]) -> dict[str, Any]:
-    return manifest["tensors"]["model/0.bias"]
 
 
 def replace_by_file(folder: Path) -> None:
@@ -131,33 +129,41 @@ def replace_by_file(folder: Path) -> None:
     folder.write_text("x")
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+HARMED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file in its place": (replace_by_file, "is no folder"),
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "has no manifest.json"),
     "a truncated manifest": (lambda f: (f / "manifest.json").write_text('{"format": '), "is damaged"),
     "a manifest that is a list": (lambda f: (f / "manifest.json").write_text("[]"), "is damaged"),
     "an unsigned manifest": (lambda f: (f / "manifest.json").write_text("{}"), "is damaged"),
+    "a wrong signature": (lambda f: (f / "manifest.json").write_text('{"sha256": "0"}'), "not what its sha256 says"),
     "a manifest of bytes": (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe\x00"), "is damaged"),
-    "a wrong signature": (lambda f: change(f, lambda m: None, sign=False), "is damaged"),
-    "an earlier format": (lambda f: change(f, lambda m: m.update(format="distmuon checkpoint 1")), "has the format"),
-    "a later format": (lambda f: change(f, lambda m: m.update(format="distmuon checkpoint 3")), "has the format"),
-    "a missing file": (lambda f: (f / "__0_0.distcp").unlink(), "is missing"),
-    "an empty file": (lambda f: (f / "__0_0.distcp").write_bytes(b""), "bytes, not"),
-    "a tensor less": (lambda f: change(f, lambda m: m["tensors"].pop("model/0.weight")), "lacks 'model/0.weight'"),
-    "a tensor renamed": (lambda f: change(f, rename_parameter), "lacks 'model/0.weight'"),
-    "another shape": (lambda f: change(f, lambda m: bias(m).update(shape=[7])), "do not fill it exactly"),
-    "another dtype": (lambda f: change(f, lambda m: bias(m).update(dtype="int8")), "is int8 [6]"),
-    "a group less": (lambda f: change(f, lambda m: m["notes"]["groups"].pop()), "a state of no parameter"),
-    "another algorithm": (lambda f: change(f, lambda m: m["notes"]["groups"][0].update(algorithm="adamw")), "trained"),
-}  # fmt: skip
+    "a missing file": (lambda f: (f / FILE).unlink(), "is missing"),
+    "an empty file": (lambda f: (f / FILE).write_bytes(b""), "bytes, not"),
+}
+CHANGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "an earlier format": (lambda m: m.update(format="distmuon checkpoint 1"), "has the format"),
+    "a later format": (lambda m: m.update(format="distmuon checkpoint 3"), "has the format"),
+    "a tensor less": (lambda m: m["tensors"].pop("model/0.weight"), "lacks 'model/0.weight'"),
+    "a tensor renamed": (rename_parameter, "lacks 'model/0.weight'"),
+    "another shape": (lambda m: m["tensors"]["model/0.bias"].update(shape=[7]), "do not fill it exactly"),
+    "another dtype": (lambda m: m["tensors"]["model/0.bias"].update(dtype="int8"), "is int8 [6]"),
+    "a group less": (lambda m: m["notes"]["groups"].pop(), "a state of no parameter"),
+    "another algorithm": (lambda m: m["notes"]["groups"][0].update(algorithm="adamw"), "was trained by adamw"),
+}
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("kind", HARMED)
 def test_a_damaged_checkpoint_is_refused_and_nothing_has_changed(target: Target, kind: str) -> None:
-    harm, words = DAMAGE[kind]
-    folder = target.prepared(target.manifest)
-    harm(folder)
+    harm, words = HARMED[kind]
+    harm(folder := target.prepared(target.manifest))
     assert words in target.refuses(folder)
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_a_signed_manifest_that_does_not_fit_is_refused_and_nothing_has_changed(target: Target, kind: str) -> None:
+    change, words = CHANGED[kind]
+    change(manifest := copy.deepcopy(target.manifest))
+    assert words in target.refuses(target.prepared(manifest))
 
 
 # ---- Mutations --------------------------------------------------------------------------------------------
@@ -275,18 +281,14 @@ CONTENTS = {
 def with_chunk(target: Target, content: bytes, name: str = "model/0.bias") -> Path:
     """Return the checkpoint with other bytes for a chunk, as long as they are, and everything signed."""
     manifest = copy.deepcopy(target.manifest)
-    _, _, file, offset, length = manifest["tensors"][name]["chunks"][0]
-    data = (target.saved / file).read_bytes()
+    _, _, _, offset, length = manifest["tensors"][name]["chunks"][0]
+    data = (target.saved / FILE).read_bytes()
     data = data[:offset] + content + data[offset + length :]
     for tensor in manifest["tensors"].values():
         for chunk in tensor["chunks"]:
             chunk[3] += (len(content) - length) * (chunk[3] > offset)
     manifest["tensors"][name]["chunks"][0][4] = len(content)
-    folder = target.prepared(manifest)
-    (folder / file).write_bytes(data)
-    manifest["files"][file] = [len(data), work.storage.sha256(folder / file)]
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
-    return folder
+    return target.prepared(manifest, data)
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
@@ -299,8 +301,7 @@ def test_a_signed_chunk_that_is_not_what_the_manifest_says_is_refused(target: Ta
 
 def test_mutations_of_files_are_refused_and_change_nothing(target: Target) -> None:
     """Signed as they are, or as they were; where a signed one can be read, only its owner knows that numbers differ."""
-    (file,) = target.manifest["files"]
-    data = (target.saved / file).read_bytes()
+    data = (target.saved / FILE).read_bytes()
 
     @quick(100)
     @given(st.integers(0, len(data) - 1), st.integers(1, 255), st.sampled_from(KINDS), st.booleans())
@@ -310,12 +311,8 @@ def test_mutations_of_files_are_refused_and_change_nothing(target: Target) -> No
             "cut": data[:where],
             "insert": data[:where] + bytes([by]) + data[where:],
         }[kind]
-        manifest = copy.deepcopy(target.manifest)
-        folder = target.prepared(manifest)
-        (folder / file).write_bytes(new)
+        folder = target.prepared(target.manifest, new, signed)
         if signed:
-            manifest["files"][file] = [len(new), work.storage.sha256(folder / file)]
-            (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
             try:
                 weights(folder)
             except CheckpointError:
@@ -333,8 +330,7 @@ def test_mutations_of_files_are_refused_and_change_nothing(target: Target) -> No
 @pytest.mark.parametrize("kind", ["file", "manifest", "to itself"])
 def test_a_link_is_not_followed(target: Target, kind: str, tmp_path: Path) -> None:
     folder = target.prepared(target.manifest)
-    (file,) = target.manifest["files"]
-    name = "manifest.json" if kind == "manifest" else file
+    name = "manifest.json" if kind == "manifest" else FILE
     moved = (folder if kind == "to itself" else tmp_path) / "elsewhere"
     (folder / name).rename(moved)
     (folder / name).symlink_to(moved)
@@ -344,15 +340,14 @@ def test_a_link_is_not_followed(target: Target, kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["../outside", "/outside", "sub/../../outside", "..", ".", "", "manifest.json\x00"])
 def test_no_name_leads_out_of_the_folder(target: Target, name: str, tmp_path: Path) -> None:
     manifest = copy.deepcopy(target.manifest)
-    (file,) = manifest["files"]
     name = name.replace("/outside", f"{tmp_path}/outside") if name.startswith("/") else name
-    shutil.copy(target.saved / file, tmp_path / "outside")
-    manifest["files"][name] = manifest["files"].pop(file)
+    shutil.copy(target.saved / FILE, tmp_path / "outside")
+    manifest["files"][name] = manifest["files"].pop(FILE)
     for tensor in manifest["tensors"].values():
         for chunk in tensor["chunks"]:
             chunk[2] = name
     folder = target.prepared(manifest)
-    shutil.copy(target.saved / file, folder.parent / "outside")
+    shutil.copy(target.saved / FILE, folder.parent / "outside")
     assert "names a file outside its folder" in target.refuses(folder)
 
 
