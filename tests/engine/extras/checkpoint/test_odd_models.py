@@ -27,20 +27,12 @@ SHAPES = [(), (0,), (1,), (3,), (0, 3), (3, 0), (1, 4), (4, 1), (1, 1), (2, 3), 
 FLOATS = [torch.float32, torch.bfloat16, torch.float64]
 
 
-class Described:
-    """A model in plain words, of which two can be made that are alike in all but their numbers."""
-
-    def __init__(self, parts: list[tuple[str, Any]]) -> None:
-        self.parts = parts
-
-    def __repr__(self) -> str:
-        return repr(self.parts)
-
-    def make(self, seed: str) -> nn.Module:
-        model = nn.Module()
-        for number, (kind, about) in enumerate(self.parts):
-            MAKE[kind](model, f"{kind.replace(' ', '_')}{number}", about, f"{seed} {number}")
-        return model
+def made(parts: list[tuple[str, Any]], seed: str) -> nn.Module:
+    """Return a model that these words describe; two of the same words are alike in all but their numbers."""
+    model = nn.Module()
+    for number, (kind, about) in enumerate(parts):
+        MAKE[kind](model, f"{kind.replace(' ', '_')}{number}", about, f"{seed} {number}")
+    return model
 
 
 def a_parameter(model: nn.Module, name: str, about: Any, seed: str) -> None:
@@ -50,7 +42,9 @@ def a_parameter(model: nn.Module, name: str, about: Any, seed: str) -> None:
 
 def transposed(model: nn.Module, name: str, about: Any, seed: str) -> None:
     shape, dtype = about
-    model.register_parameter(name, nn.Parameter(synthetic(seed, shape[::-1], dtype).permute(*range(len(shape))[::-1])))
+    model.register_parameter(
+        name, nn.Parameter(synthetic(seed, shape[::-1], dtype).permute(tuple(range(len(shape)))[::-1]))
+    )
 
 
 def every_other(model: nn.Module, name: str, about: Any, seed: str) -> None:
@@ -122,7 +116,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer | None, step: int) 
 
 
 def bits(tensor: Tensor) -> Any:
-    return tensor.dtype, tensor.shape, tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.dtype, tensor.shape, plain.reshape(-1).view(torch.uint8).tolist()
 
 
 def states(optimizer: torch.optim.Optimizer | None) -> list[Any]:
@@ -136,8 +131,7 @@ def states(optimizer: torch.optim.Optimizer | None) -> list[Any]:
     st.lists(OF_PARAMETERS | OF_BUFFERS, max_size=5), st.sampled_from(["MuonW", "Zero1AdamW", "torch's AdamW", "none"])
 )
 def test_what_is_saved_can_be_loaded_whatever_the_model(parts: list[tuple[str, Any]], kind: str) -> None:
-    described = Described(parts)
-    model, other = described.make("one"), described.make("two")
+    model, other = made(parts, "one"), made(parts, "two")
     optimizer, another = optimizer_of(model, kind), optimizer_of(other, kind)
     train(model, optimizer, 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -222,9 +216,10 @@ def test_a_state_that_is_no_tensor_is_refused_at_the_first_save(tmp_path: Path) 
 
 
 def test_two_tensors_do_not_become_one(tmp_path: Path) -> None:
-    apart = Described([("parameter", ((2, 3), torch.float32))] * 2).make("x")
+    two: list[tuple[str, Any]] = [("parameter", ((2, 3), torch.float32))] * 2
+    apart = made(two, "x")
     save(tmp_path / "apart", apart)
-    one = Described([("parameter", ((2, 3), torch.float32))] * 2).make("y")
+    one = made(two, "y")
     one.parameter1 = one.parameter0
     before = bits(one.get_parameter("parameter0"))
     with pytest.raises(CheckpointError, match="'parameter0' and 'parameter1' are one tensor here, and two in") as error:
