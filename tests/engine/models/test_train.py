@@ -26,6 +26,7 @@ from distmuon.models import run_settings
 from distmuon.models.run_settings import RunSettings
 
 TRAIN = str(worlds.ROOT / "scripts" / "train.py")
+ALONE = launch.World(0, 1, 1, 1, "gloo", "cpu", 1.0, 1, 0)  # whose timeout is one second
 SMALL = RunSettings(width=16, context=16, batch=16, steps=6, warmup=2, log_every=1, evaluate_every=6, save_every=3)
 
 
@@ -54,7 +55,7 @@ def words(folder: Path, dp: int = 2, **changes: Any) -> list[str]:
 
 def contents(folder: Path) -> list[torch.Tensor]:
     """Return all whole tensors of a checkpoint, those of the optimizer too."""
-    model, optimizer, _ = train.build(launch.World(0, 1, 1, 1, "gloo", "cpu", 60, 1, 0), SMALL, 256)
+    model, optimizer, _ = train.build(ALONE, SMALL, 256)
     checkpoint.load(folder, model, optimizer)
     states = [optimizer.state[p][key] for p in model.parameters() for key in sorted(optimizer.state[p])]
     assert len(states) > len(list(model.parameters()))
@@ -178,7 +179,7 @@ def test_what_is_measured_is_in_the_metrics_in_nats_and_tokens_per_second(tmp_pa
     assert list(held_out) == [2, 4, 6]
     assert list(scalar(tmp_path, "loss")) == list(scalar(tmp_path, "tokens_per_second")) == [3, 6]
     assert min(scalar(tmp_path, "tokens_per_second").values()) > 0
-    model, *_ = train.build(launch.World(0, 1, 1, 1, "gloo", "cpu", 60, 1, 0), SMALL, 256)
+    model, *_ = train.build(ALONE, SMALL, 256)
     checkpoint.load(tmp_path / "step-000006", model)
     tokens, following = train.corpus("alice").held_out_windows(4 * SMALL.batch, SMALL.context)
     wanted = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten()).item()
@@ -294,13 +295,12 @@ def test_the_same_command_says_nothing_of_changes_and_that_a_finished_run_is_fin
 def test_under_torchrun_a_folder_in_use_is_waited_for_and_the_loop_around_may_try_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world = launch.World(0, 1, 1, 1, "gloo", "cpu", 1.0, 1, 0)
     settings = dataclasses.replace(SMALL, folder=str(tmp_path))
-    with train.claim_patiently(world, str(tmp_path)):
+    with train.claim_patiently(ALONE, str(tmp_path)):
         monkeypatch.setattr(launch, "under_torchrun", lambda: True)
-        ended = train.train(world, settings)
+        ended = train.train(ALONE, settings)
         monkeypatch.undo()
-        assert not train.train(world, settings).again
+        assert not train.train(ALONE, settings).again
     assert ended.again
     assert capfd.readouterr().out == f"waiting     {ended.refused}\n"
     assert ended.refused.startswith(f"{tmp_path} is in use by another ")
