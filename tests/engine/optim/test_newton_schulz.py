@@ -30,7 +30,6 @@ from distmuon.optim.gram import (
     GramWorkspace,
     gram_iterate_,
     half_gram_iterate,
-    half_restarts,
     segments,
     strip_bounds,
 )
@@ -103,63 +102,21 @@ def test_singular_values_follow_the_scalar_polynomial_and_directions_stay(rows: 
     assert distance(newton_schulz(matrix), expected) < 1e-10
 
 
-@pytest.mark.parametrize(("shape", "steps"), [((96, 64), 5), ((16, 48), 5), ((64, 64), 6), ((1, 40), 5)])
-@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-def test_polar_express_finds_the_polar_factor_of_a_gaussian(
-    shape: tuple[int, int], steps: int, dtype: torch.dtype
-) -> None:
-    batch = gaussian(5, *shape)
-    result = newton_schulz(batch, steps, "polar_express", compute_dtype=dtype)
-    assert cosine_to_polar(batch, result).min() >= 0.99
-
-
-@quick(25)
-@given(sides, sides, seeds, st.floats(1.0, 100.0))
-def test_the_classic_quintic_converges_to_the_polar_factor(
-    rows: int, columns: int, seed: int, condition: float
-) -> None:
-    k = min(rows, columns)
-    matrix = with_singular_values(torch.linspace(1, 1 / condition, k, dtype=torch.float64), rows, columns, seed)
-    result = newton_schulz(matrix, steps=25, coefficients=CLASSIC)
-    assert distance(result, polar_factor(matrix)) < 1e-10
-    assert orthogonality_error(result) < 1e-10
-
-
-def test_the_published_polar_express_schedule_ends_close_to_one() -> None:
-    s = torch.logspace(-3, 0, 2001, dtype=torch.float64)
-    errors = [float((compose(list(POLAR_EXPRESS[:n]), s) - 1).abs().max()) for n in range(1, 9)]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-12
-    with_safety = [float((compose(quintics("polar_express", n), s) - 1).abs().max()) for n in (5, 6, 7, 8)]
-    assert all(found < bound for found, bound in zip(with_safety, (0.2, 0.01, 1e-4, 1e-12), strict=True))
-
-
-def test_every_published_polar_express_step_errs_as_far_below_one_as_above() -> None:
+@pytest.mark.parametrize(("schedule", "close"), [(POLAR_EXPRESS, 1e-8), (CANS, 6e-3)], ids=["polar_express", "cans"])
+def test_every_published_step_errs_as_far_below_one_as_above(schedule: Any, close: float) -> None:
     s = torch.logspace(-3, 0, 100_001, dtype=torch.float64)
-    for quintic in POLAR_EXPRESS:  # what makes a step optimal; one wrong digit would tip it
+    for quintic in schedule:  # what makes a step optimal; one wrong digit would tip it. Those of CANS have four
         s = compose([quintic], s)
-        assert abs((s.min() - 1) + (s.max() - 1)) < 1e-8
+        assert abs((s.min() - 1) + (s.max() - 1)) < close
 
 
-def test_every_step_of_cans_errs_as_far_below_one_as_above() -> None:
-    s = torch.logspace(-3, 0, 100_001, dtype=torch.float64)
-    for quintic in CANS:  # of four digits
-        s = compose([quintic], s)
-        assert abs((s.min() - 1) + (s.max() - 1)) < 6e-3
-
-
-def test_every_cubic_reaches_the_top_of_the_band_and_the_last_one_its_bottom() -> None:
+def test_published_schedules_end_in_their_bands() -> None:
     s = torch.logspace(math.log10(7e-3), 0, 100_001, dtype=torch.float64)
+    assert (compose(quintics("deepseek_v4", 10), s) - 1).abs().max() < 1e-3
     for cubic in CUBIC5:
         s = compose([cubic], s)
         assert s.max() == pytest.approx(1.3, abs=1e-4)
     assert s.min() == pytest.approx(0.774, abs=1e-3)
-
-
-def test_ten_steps_of_deepseek_v4_end_within_a_thousandth_of_one() -> None:
-    s = torch.logspace(-3, 0, 100_001, dtype=torch.float64)
-    assert (compose(quintics("deepseek_v4", 10), s) - 1).abs().max() < 1e-3
-    assert (compose(quintics("muon", 8), s) - 1).abs().max() > 0.2
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -181,11 +138,6 @@ def test_a_cubic_needs_no_square_of_the_gram_matrix(shape: tuple[int, int], form
     assert counter.get_total_flops() == flops(shape, form=form, coefficients="cubic5")
     if form == "standard":
         assert flops(shape) - flops(shape, coefficients="cubic5") == 5 * 2 * shape[0] ** 3  # ten products, not fifteen
-
-
-def test_a_semi_orthogonal_matrix_is_a_fixed_point_of_the_classic_quintic() -> None:
-    q = orthogonal(7, seed=3)[:, :4]
-    assert distance(newton_schulz(q, 25, CLASSIC), q) < 1e-12
 
 
 # ---- Symmetries -------------------------------------------------------------------------------------------
@@ -210,15 +162,9 @@ def test_transposing_and_negating_commute_with_it(form: str, rows: int, columns:
     assert torch.equal(newton_schulz(-matrix, form=form), -result)
 
 
-def test_permuting_rows_permutes_the_result() -> None:
-    matrix = gaussian(12, 20, dtype=torch.float64)
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    assert distance(newton_schulz(matrix[order]), newton_schulz(matrix)[order]) < 1e-10
-
-
 @either_form
 @quick(40)
-@given(st.integers(-100, 100), st.sampled_from(SHAPES), st.sampled_from(COMPUTE_DTYPES))
+@given(st.integers(-100, 100), st.sampled_from(SHAPES), st.sampled_from(FLOAT_DTYPES))
 def test_a_power_of_two_does_not_change_one_bit(
     form: str, exponent: int, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
@@ -227,24 +173,7 @@ def test_a_power_of_two_does_not_change_one_bit(
     assert torch.equal(scaled, newton_schulz(matrix, compute_dtype=dtype, form=form))
 
 
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-20, 1e-7, 1e7, 1e20, 1e30])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_scale_of_the_input_does_not_matter(magnitude: float, dtype: torch.dtype) -> None:
-    matrix = gaussian(12, 20, dtype=dtype)
-    scaled = newton_schulz(matrix * magnitude, compute_dtype=torch.float32)
-    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4  # bf16 rounds the scaled input itself
-    assert distance(scaled, newton_schulz(matrix, compute_dtype=torch.float32)) < tolerance
-
-
 # ---- Dtypes -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
-@pytest.mark.parametrize("compute", ["auto", torch.float32, torch.bfloat16])
-def test_the_result_has_the_dtype_and_shape_of_the_input(dtype: torch.dtype, compute: Any) -> None:
-    for shape in ((4, 7), (7, 4), (2, 3, 5), (2, 1, 5, 3)):
-        result = newton_schulz(gaussian(*shape, dtype=dtype), compute_dtype=compute)
-        assert (result.dtype, result.shape) == (dtype, shape)
 
 
 def test_lower_precision_costs_what_it_should_and_no_more() -> None:
@@ -255,13 +184,6 @@ def test_lower_precision_costs_what_it_should_and_no_more() -> None:
     assert 1e-8 < errors[torch.float32] < 1e-5
     assert 1e-4 < errors[torch.float16] < 1e-2
     assert 3e-3 < errors[torch.bfloat16] < 5e-2
-
-
-@pytest.mark.parametrize("magnitude", [1e-30, 1e30])
-def test_the_norm_is_taken_before_the_cast(magnitude: float) -> None:
-    matrix = gaussian(8, 12)
-    narrow = newton_schulz(matrix * magnitude, compute_dtype=torch.float16)
-    assert distance(narrow, newton_schulz(matrix, compute_dtype=torch.float32)) < 1e-2
 
 
 @pytest.mark.parametrize("magnitude", [1e-6, 1e4])
@@ -415,12 +337,6 @@ def test_empty_shapes_come_back_empty(shape: tuple[int, ...]) -> None:
     assert (result.shape, result.dtype) == (shape, torch.bfloat16)
 
 
-@pytest.mark.parametrize("shape", [(1, 9), (9, 1), (1, 1)])
-def test_a_single_row_or_column_keeps_its_direction(shape: tuple[int, int]) -> None:
-    vector = gaussian(*shape, dtype=torch.float64)
-    assert distance(newton_schulz(vector, 25, CLASSIC), vector / vector.norm()) < 1e-12
-
-
 @either_form
 @pytest.mark.parametrize("norm", ["safe", "torch"])
 @pytest.mark.parametrize("steps", [0, 1, 3, 5])
@@ -433,13 +349,8 @@ def test_the_input_is_left_alone_and_the_result_is_new_and_contiguous(
         before = view.clone()
         result = newton_schulz(view, steps, compute_dtype=dtype, form=form, norm=norm)
         assert torch.equal(view, before)
-        assert result.is_contiguous()
+        assert (result.dtype, result.shape, result.is_contiguous()) == (dtype, view.shape, True)
         assert result.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
-
-
-def test_no_steps_only_divide_by_the_frobenius_norm() -> None:
-    matrix = gaussian(5, 7)
-    torch.testing.assert_close(newton_schulz(matrix, steps=0, compute_dtype=torch.float32), matrix / matrix.norm())
 
 
 def test_unit_frobenius_divides_every_matrix_in_place() -> None:
@@ -501,15 +412,6 @@ def test_strips_and_mirrors_make_whole_products(shape: tuple[int, int]) -> None:
     assert distance(found, newton_schulz(matrix, coefficients="polar_express")) < 1e-12
 
 
-def test_strips_cover_every_row_once_and_small_squares_have_one() -> None:
-    for rows in (1, 255, 256, 383, 384, 512, 1000, 1024, 4099):
-        for inner, first in ((rows, 512), (4 * rows, 384)):  # first: the smallest that is cut at all
-            bounds = strip_bounds(rows, inner)
-            assert bounds == sorted(set(bounds))
-            assert (bounds[0], bounds[-1]) == (0, rows)
-            assert (len(bounds) == 2) == (rows < first)
-
-
 def test_two_steps_share_a_gram_matrix_and_every_later_one_has_its_own() -> None:
     schedule = quintics("polar_express", 5)
     assert [len(segment) for segment in segments(schedule)] == [2, 1, 1, 1]
@@ -535,36 +437,23 @@ def test_a_quintic_with_a_root_at_the_mean_divides_nothing_by_zero(quintic: Any,
 HARDEST = ("all equal", "square Gaussian", "an outlier, 1000", "heavy tail", "rank 1")  # by margin, at m = 1024
 
 
-@pytest.mark.parametrize("shape", [(256, 256), (256, 512)])
-def test_in_bf16_the_gram_form_is_as_safe_as_the_standard_form(shape: tuple[int, int]) -> None:
-    assert len(spectra(256)) >= 28
+@pytest.mark.parametrize(("shape", "names"), [((256, 512), None), ((512, 640), HARDEST)])
+def test_in_bf16_the_gram_form_is_as_safe_as_the_standard_form(shape: tuple[int, int], names: Any) -> None:
+    """At 1024 rows too, in the stored sweep of chapter 16."""
     with WideProducts():
-        rows = list(gram_errors([shape]))
-    assert len(rows) == 2 * len(spectra(shape[0]))
-    unsafe = [row for row in rows if not row.safe]
-    assert not unsafe
-
-
-@pytest.mark.parametrize("shape", [(256, 2048), (512, 640), (512, 1024)])
-def test_in_bf16_longer_sums_are_safe_on_the_hardest_spectra(shape: tuple[int, int]) -> None:
-    with WideProducts():
-        assert all(row.safe for row in gram_errors([shape], names=HARDEST))
+        rows = list(gram_errors([shape], names=names))
+    assert len(rows) == 2 * len(names or spectra(shape[0])) >= 10
+    assert [row for row in rows if not row.safe] == []
 
 
 def test_in_bf16_a_batch_is_safe_too_though_it_rounds_once_more() -> None:
     with WideProducts():
-        assert all(row.safe for row in gram_errors([(256, 640)], batched=True))
+        assert all(row.safe for row in gram_errors([(128, 320)], batched=True))
 
 
-def test_in_bf16_1024_rows_are_safe_on_the_hardest_spectra() -> None:
+def test_fewer_restarts_are_not_safe() -> None:
     with WideProducts():
-        assert all(row.safe for row in gram_errors([(1024, 1536)], ["polar_express"], names=HARDEST))
-
-
-@pytest.mark.parametrize("restarts", [(), (2,)])
-def test_fewer_restarts_are_not_safe(restarts: tuple[int, ...]) -> None:
-    with WideProducts():
-        assert sum(not row.safe for row in gram_errors([(256, 512)], restarts=restarts)) > 20
+        assert sum(not row.safe for row in gram_errors([(128, 256)], restarts=(2,))) > 20
 
 
 def test_one_workspace_serves_matrix_after_matrix_and_changes_no_bit() -> None:
@@ -612,7 +501,7 @@ def test_what_auto_takes_in_bf16_is_safe_on_every_spectrum(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("restarts", [None, {1}, {2}, {3}, {1, 2, 3, 4}], ids=str)
+@pytest.mark.parametrize("restarts", [None, {1}, {1, 2, 3, 4}], ids=str)
 @pytest.mark.parametrize("shape", [(24, 40), (3, 12, 12)], ids=str)
 def test_the_gram_form_for_float16_applies_the_same_quintics(
     name: str, restarts: set[int] | None, shape: tuple[int, ...]
@@ -620,14 +509,6 @@ def test_the_gram_form_for_float16_applies_the_same_quintics(
     schedule = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
     x = unit_frobenius_(gaussian(*shape).double())
     assert distance(half_gram_iterate(HALF_SCALE * x, schedule, restarts), _iterate(x, schedule)) < 1e-6
-
-
-def test_one_gram_matrix_serves_three_gentle_steps_and_two_steep_ones() -> None:
-    assert half_restarts(FIVE) == half_restarts([MUON] * 6) == [3]
-    assert half_restarts([MUON] * 7) == [3, 6]
-    assert half_restarts(quintics("polar_express", 5)) == [2, 4]
-    assert half_restarts([(4.0, -3.0, 1.0), *FIVE]) == [2, 5]
-    assert half_restarts([MUON]) == half_restarts([]) == []
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -800,32 +681,23 @@ def test_coefficients_that_make_no_sense_are_refused_by_value(coefficients: Any,
         newton_schulz(gaussian(3, 4), steps, coefficients)
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (0,)])
-def test_fewer_than_two_dimensions_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="needs matrices") as error:
-        newton_schulz(torch.ones(shape))
-    assert str(shape) in message(error)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-def test_numbers_that_are_not_real_floats_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match=str(dtype)) as error:
-        newton_schulz(torch.ones(3, 4, dtype=dtype))
+@pytest.mark.parametrize(
+    ("matrix", "options", "says"),
+    [
+        (torch.ones(5), {}, r"needs matrices.*\(5,\)"),
+        (torch.ones(()), {}, r"needs matrices.*\(\)"),
+        (torch.ones(3, 4, dtype=torch.int64), {}, "torch.int64"),
+        (torch.ones(3, 4, dtype=torch.complex64), {}, "torch.complex64"),
+        (torch.ones(3, 4), {"compute_dtype": "bf16"}, "compute_dtype is 'bf16'"),
+        (torch.ones(3, 4), {"compute_dtype": torch.float8_e4m3fn}, "compute_dtype is torch.float8_e4m3fn"),
+        (torch.ones(3, 4), {"form": "grams"}, "'grams'; choose one of"),
+        (torch.ones(3, 4), {"norm": None}, "None; choose one of"),
+    ],
+)
+def test_what_it_cannot_take_is_refused_by_value(matrix: Tensor, options: dict[str, Any], says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says) as error:
+        newton_schulz(matrix, **options)
     message(error)
-
-
-@pytest.mark.parametrize("compute", ["bf16", torch.int32, torch.complex64, torch.float8_e4m3fn])
-def test_a_compute_dtype_in_which_nothing_multiplies_is_refused_by_value(compute: Any) -> None:
-    with pytest.raises(TypeError, match="compute_dtype is") as error:
-        newton_schulz(gaussian(3, 4), compute_dtype=compute)
-    assert str(compute) in message(error)
-
-
-@pytest.mark.parametrize(("option", "value"), [("form", "grams"), ("norm", "fp32"), ("form", None)])
-def test_a_form_or_norm_that_does_not_exist_is_refused_by_value(option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match="choose one of") as error:
-        newton_schulz(gaussian(3, 4), **{option: value})
-    assert str(value) in message(error)
 
 
 # ---- Cost and diagnostics ---------------------------------------------------------------------------------
@@ -846,15 +718,9 @@ def test_the_flop_formula_is_what_one_counts_by_hand() -> None:
     assert flops((2, 3)) == 5 * flops((2, 3), steps=1)
 
 
-def test_diagnostics_know_diagonal_matrices() -> None:
-    diagonal = torch.diag(torch.tensor([1.0, -3.0, 2.0]))
-    torch.testing.assert_close(singular_values(diagonal), torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
-    torch.testing.assert_close(polar_factor(diagonal), torch.diag(torch.tensor([1.0, -1.0, 1.0])).double())
+def test_diagnostics_know_a_rotated_stretch() -> None:
     for shape in ((5, 5), (5, 9), (9, 5)):
         assert orthogonality_error(2 * torch.eye(*shape)) == pytest.approx(3.0)
-
-
-def test_diagnostics_know_a_rotated_stretch() -> None:
     q = orthogonal(6, seed=1)
     stretch = with_singular_values(torch.tensor([3.0, 2.0, 1.0, 1.0, 0.5, 0.5]).double(), 6, 6, seed=5)
     matrix = q @ (stretch @ stretch.T)  # polar decomposition: a rotation times a symmetric positive matrix
