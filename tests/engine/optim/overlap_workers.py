@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +16,12 @@ from distmuon.models.networks import MLP
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.overlap import OVERLAPS, OverlappedMuon, PipelinedMuon, Publishing, Worked
 from distmuon.optim.param_groups import split_parameters
-from distmuon.optim.strategies.costs import PlannedRank
-from distmuon.sharding.buffers import dtype_name
-from distmuon.sharding.collectives import Group, PendingWork
+from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import ITEM_BYTES, Layout
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.memory_tracker import StorageTracker
-from distmuon.verify.prediction import predict_transient
 
 CASES: dict[str, Case] = {
-    "small": SMALL,
     "ragged": RAGGED,
     "bf16 and fp32": SMALL.of_dtype(torch.bfloat16, torch.float32),
     "absent": ABSENT,
@@ -41,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of distributed Muon
     "blockwise": {"strategy": "blockwise", "publish": "updates"},
 }
 PAIRS = [("gather_all", name) for name in CASES] + [
-    (variant, name) for variant in VARIANTS if variant != "gather_all" for name in ("small", "absent")
+    (variant, "absent") for variant in VARIANTS if variant != "gather_all"
 ]
 
 
@@ -50,9 +45,7 @@ def schedule_facts(world: World) -> dict[str, Any]:
     return {
         "outcomes": {(variant, name): train_all(CASES[name], grid, **VARIANTS[variant]) for variant, name in PAIRS},
         "straddling": straddling(grid),
-        "memory": {
-            (variant, name): memory(grid, name, variant) for variant in ("gather_all", "owner") for name in OVERLAPS
-        },
+        "memory": {name: memory(grid, name) for name in OVERLAPS},
         "trouble": {name: meet_trouble(grid, name) for name in ("naive", "pipelined")},
     }
 
@@ -91,55 +84,17 @@ def straddling(grid: Grid) -> int:
     return sum(len(layout.owners(b, i)) > 1 for b in layout.buckets for i in b.params)
 
 
-def memory(grid: Grid, name: str, strategy: str) -> tuple[int, int]:
-    """Return (peak bytes of the second step, their bound) for a deep MLP in many buckets."""
+def memory(grid: Grid, name: str) -> int:
+    """Return the peak bytes of the second step for a deep MLP in many buckets."""
     torch.manual_seed(0)  # ranks that are spawned, not forked, would begin with seeds of their own
     model = MLP([64, *[128] * 12, 10], grid.tp)
-    optimizer = OVERLAPS[name](split_parameters(model), grid, bucket_size=10_000, strategy=strategy)
+    optimizer = OVERLAPS[name](split_parameters(model), grid, bucket_size=10_000)
     for _ in range(2):
         for p in model.parameters():
             p.grad = torch.randn_like(p)
         with StorageTracker() as tracker:
             optimizer.step()
-    layout, muon = optimizer.buffers.layout, list(optimizer.muon)
-    dtype = compute_dtype(grid)
-    bound = predict_transient(layout, grid.tp.size, grid.dp.rank, muon, strategy, compute_dtype=dtype)
-    more = more_transient(name, layout, muon, strategy, tp=grid.tp.size, dp_rank=grid.dp.rank, compute_dtype=dtype)
-    return tracker.peak, bound + more
-
-
-def more_transient(
-    schedule: str,
-    layout: Layout,
-    muon: Collection[int],
-    strategy: str = "gather_all",
-    gather_dtype: str | None = None,
-    **where: Any,
-) -> int:
-    """Return by how many bytes a schedule's transient memory may exceed that of the synchronous step.
-
-        w b + m (b + B)     for each bucket group that is gathered while another is worked on
-
-    with the signs of `gather_all.allocates`: the momentum's pieces, the shard, the gathered bucket. Pipelined, that is
-    one group, the largest; naive, all of them. gather_dtype: as given to DistributedMuon, by name.
-    Of other strategies, it is what a bucket group takes, once more for each that is under way: pipelined, one ahead and
-    one behind. where: tp, dp_rank and compute_dtype, as `predict_transient` takes them.
-    """
-    if strategy != "gather_all":
-        groups = {"synchronous": 0, "naive": len(layout.buckets), "pipelined": 2}[schedule]
-        return groups * predict_transient(layout, muon=muon, strategy=strategy, gather_dtype=gather_dtype, **where)
-    sizes, at = [0], PlannedRank(layout, frozenset(muon), item_bytes=ITEM_BYTES[gather_dtype] if gather_dtype else None)
-    for bucket in layout.buckets:
-        if set(bucket.params) & set(muon):
-            momentum, gathered = at.momentum_bytes(bucket)
-            sizes.append(momentum * bucket.shard_size + gathered * (bucket.shard_size + bucket.padded))
-    return {"synchronous": 0, "naive": sum(sizes), "pipelined": max(sizes)}[schedule]
-
-
-def compute_dtype(grid: Grid) -> str:
-    from distmuon.optim.fast_paths import fast_dtype
-
-    return dtype_name(fast_dtype(grid.device, torch.bfloat16))
+    return tracker.peak
 
 
 def meet_trouble(grid: Grid, name: str) -> dict[str, Any]:
@@ -191,29 +146,6 @@ def last_rank_fails(world: World) -> None:
         optimizer.strategy.newton_schulz = fails  # type: ignore[method-assign]
     give(case, grid, parameters, 0)
     optimizer.step()
-
-
-def start_and_read_later(world: World) -> dict[str, Any]:
-    """Start gathers out of step with each other, and wait for them in one go."""
-    grid = Grid.of(world)
-    group: Group = grid.world
-    shards = [torch.full((3,), float(10 * world.rank + i)) for i in range(4)]
-    with group.async_collectives() as pending:
-        found = [group.all_gather(shard, f"shard {i}") for i, shard in enumerate(shards)]
-        with group.async_collectives() as inner:
-            nested = group.all_gather(shards[0], "nested")
-        assert len(inner) == 1
-        inner.wait()
-    assert len(pending) == 4
-    pending.wait()
-    after = group.all_gather(shards[1], "after the block")  # waits again
-    return {
-        "found": [tensor.view(world.size, 3)[:, 0].tolist() for tensor in found],
-        "nested": nested.view(world.size, 3)[:, 0].tolist(),
-        "after": after.view(world.size, 3)[:, 0].tolist(),
-        "left": len(pending) + len(inner),
-        "calls": grid.ledger.total().calls,
-    }
 
 
 # ---- A wire that is late ----------------------------------------------------------------------------------
