@@ -8,6 +8,7 @@ import pickle
 import traceback
 from typing import Any
 
+import part_workers
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -37,14 +38,45 @@ STEPS = 3
 TAKEN: dict[str, Wrap] = {**WRAPS, "replicas": plain}  # in every way in which ranks share the work
 
 
+def mesh_facts(world: World, wrap: str) -> dict[str, Any]:
+    """Return what a rank finds out about a model on a mesh."""
+    found = {
+        "ends": ends(world, wrap, torch.float32),
+        "waves": in_waves(world, wrap),
+        "waits": waits(world, wrap),
+        "clipped": clipped(world, wrap, 0.5),
+    }
+    if wrap == "tp":
+        found |= {
+            "float64": ends(world, wrap, torch.float64)["differ"],
+            "bfloat16": ends(world, wrap, torch.bfloat16)["far"],
+            "uneven": [name for tp in (2, 3) for name in uneven_tp(world, tp)],
+        }
+    return found
+
+
+def rank_facts(world: World) -> dict[str, Any]:
+    """Return what a rank of three finds out about the rest."""
+    return {
+        "memory of waves": memory_of_waves(world),
+        "disagree": disagree(world),
+        "under DDP": under_ddp(world),
+        "own gradients": on_own_gradients(world),
+        "replicas on a mesh": replicas_on_a_mesh(world),
+        "refused on one": refused_on_one(world),
+        "infinity": scaled_infinity(world),
+        "parts": part_workers.facts(world),
+    }
+
+
 def train(
-    world: World, wrap: Wrap, dtype: torch.dtype, replicas: dist.ProcessGroup | None = None
+    world: World, wrap: Wrap, dtype: torch.dtype = torch.float32, kind: type[MuonW] = MuonW, **options: Any
 ) -> tuple[nn.Module, MuonW, list[int]]:
-    torch.manual_seed(0)
+    """Return the model that has been trained, its optimizer, and how many collectives each step made."""
     net = Net().to(dtype)
     start(net)
     model = wrap(world, net)
-    optimizer = MuonW(groups_of(model), batched=False, replicas=replicas)
+    optimizer = kind(groups_of(model), batched=False, **options)
     calls = []
     for step in range(STEPS):
         give(model, step, absent=("odd.weight",) if step == 1 else ())
@@ -54,23 +86,15 @@ def train(
     return model, optimizer, calls
 
 
-def replicas_of(wrap: str) -> dist.ProcessGroup | None:
-    return dist.group.WORLD if wrap == "replicas" else None
+def replicas_of(wrap: str) -> dict[str, Any]:
+    return {"replicas": dist.group.WORLD} if wrap == "replicas" else {}
 
 
-def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
+def ends(world: World, wrap: str, dtype: torch.dtype) -> dict[str, Any]:
     """Train the wrapped model and a plain one on the same gradients; return where they differ, and how many calls."""
-    chosen = getattr(torch, dtype)
-    model, optimizer, calls = train(world, TAKEN[wrap], chosen, replicas_of(wrap))
-    reference, alone, _ = train(world, plain, chosen)
+    model, optimizer, calls = train(world, TAKEN[wrap], dtype, **replicas_of(wrap))
+    reference, alone, _ = train(world, plain, dtype)
     whole = dict(reference.named_parameters())
-    begun = Net().to(chosen)
-    start(begun)
-    torch_agrees = {}
-    fresh = Net().to(chosen)
-    start(fresh)
-    for name, p in TAKEN[wrap](world, fresh).named_parameters():
-        torch_agrees[name] = torch.equal(local(p), held(dict(begun.named_parameters())[name].detach(), p))
     pairs = {n: (local(p).detach(), held(whole[n].detach(), p)) for n, p in model.named_parameters()}
     differ = [n for n, pair in pairs.items() if not torch.equal(*pair)]
     far = [n for n, pair in pairs.items() if not torch.allclose(*pair, rtol=2**-6, atol=2**-6)]
@@ -79,8 +103,8 @@ def facts(world: World, wrap: str, dtype: str) -> dict[str, Any]:
     normed = {n: torch.equal(*pair) for n, pair in rows.items() if pair[0] is not None or pair[1] is not None}
     (plan,) = optimizer._plans.of(optimizer.param_groups, optimizer.state)
     mine, every = ([(plan.parameters[i].name, n) for i, n in keys] for keys in (plan.parcels.mine, plan.parcels.owner))
-    return {"differ": differ, "far": far, "calls": calls, "boxes": [n for n, same in torch_agrees.items() if not same],
-            "rows": normed, "told": optimizer.ledger.total().calls, "mine": mine, "all": every}  # fmt: skip
+    return {"differ": differ, "far": far, "calls": calls, "rows": normed,
+            "told": optimizer.ledger.total().calls, "mine": mine, "all": every}  # fmt: skip
 
 
 class ReadsEarly(MuonW):
@@ -94,28 +118,19 @@ class ReadsEarly(MuonW):
 def in_waves(world: World, wrap: str) -> dict[str, Any]:
     """Train all at once and in waves, on a wire that is late; return where they differ, and how many calls."""
 
-    def trained(kind: type[MuonW], bucket_size: int) -> tuple[nn.Module, MuonW]:
-        torch.manual_seed(0)
-        net = Net()
-        start(net)
-        model = TAKEN[wrap](world, net)
-        optimizer = kind(groups_of(model), batched=False, replicas=replicas_of(wrap), bucket_size=bucket_size)
+    def trained(kind: type[MuonW], bucket_size: int) -> tuple[nn.Module, MuonW, list[int]]:
         with late_wire():
-            for step in range(STEPS):
-                give(model, step, absent=("odd.weight",) if step == 1 else ())
-                optimizer.ledger.clear()
-                optimizer.step()
-        return model, optimizer
+            return train(world, TAKEN[wrap], kind=kind, bucket_size=bucket_size, **replicas_of(wrap))
 
     def differing(model: nn.Module) -> list[str]:
         pairs = zip(model.named_parameters(), whole.parameters(), strict=True)
         return [name for (name, p), q in pairs if not torch.equal(local(p), local(q))]
 
-    whole, _ = trained(MuonW, 2**20)
-    model, optimizer = trained(MuonW, 1)
+    whole, _, _ = trained(MuonW, 2**20)
+    model, optimizer, calls = trained(MuonW, 1)
     waves = optimizer._plans.of(optimizer.param_groups, optimizer.state)
-    early = differing(trained(ReadsEarly, 1)[0])
-    return {"differ": differing(model), "waves": len(waves), "calls": optimizer.ledger.total().calls, "early": early}
+    early, _, _ = trained(ReadsEarly, 1)
+    return {"differ": differing(model), "waves": len(waves), "calls": calls[-1], "early": differing(early)}
 
 
 def memory_of_waves(world: World) -> tuple[int, int]:
@@ -134,10 +149,10 @@ def memory_of_waves(world: World) -> tuple[int, int]:
     return peaks[0], peaks[1]
 
 
-def clip(world: World, wrap: str, bound: float) -> dict[str, Any]:
+def clipped(world: World, wrap: str, bound: float) -> dict[str, Any]:
     """Clip the same gradients on the mesh and by torch's function on a plain model; return norms, and the distance."""
     model, whole = TAKEN[wrap](world, Net()), Net()
-    optimizer = MuonW(groups_of(model), replicas=replicas_of(wrap))
+    optimizer = MuonW(groups_of(model), **replicas_of(wrap))
     for net in (model, whole):
         give(net, 0, absent=("odd.weight",))
     norm = optimizer.clip_grad_norm_(bound).item()
@@ -145,17 +160,6 @@ def clip(world: World, wrap: str, bound: float) -> dict[str, Any]:
     grads = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
     apart = [held(grads[n], p) - local(p.grad) for n, p in model.named_parameters() if p.grad is not None]
     return {"norm": norm, "wanted": wanted, "apart": max(d.abs().max().item() for d in apart if d.numel())}
-
-
-def clip_by_torch(world: World) -> str:
-    """Return what torch's own function says of gradients on two meshes."""
-    model = WRAPS["tp"](world, Net())
-    give(model, 0)
-    try:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
 
 
 class HostWaits(TorchDispatchMode):
@@ -183,7 +187,7 @@ class HostWaits(TorchDispatchMode):
 def waits(world: World, wrap: str) -> list[str]:
     """Return who of us looks at numbers in a second step in which only Muon's matrices move, and in clipping."""
     model = TAKEN[wrap](world, Net())
-    optimizer = MuonW([g for g in groups_of(model) if g["algorithm"] == "muon"], replicas=replicas_of(wrap))
+    optimizer = MuonW([g for g in groups_of(model) if g["algorithm"] == "muon"], **replicas_of(wrap))
     for step in range(2):
         give(model, step)
         with HostWaits() as counter:
@@ -315,7 +319,7 @@ def refused_on_one(world: World) -> list[str]:
     model = fsdp(world, Net())
     optimizer = MuonW(groups_of(model))
     before = [local(p).detach().clone() for p in model.parameters()]
-    said = []
+    said: list[str] = []
     for concerned in (world.rank == 1, True):
         optimizer.param_groups[0]["lr"] = math.nan if concerned else 0.02
         give(model, 0)
@@ -328,31 +332,10 @@ def refused_on_one(world: World) -> list[str]:
     return [*said, f"moved: {moved}"]
 
 
-def losses(world: World, wrap: str) -> list[float]:
-    """Train on the same tokens on every rank, so that mean gradients are one process's; return the losses."""
-    torch.manual_seed(0)
-    net = Net()
-    start(net)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.mul_(0.3)
-    model = {"plain": plain, **WRAPS}[wrap](world, net)
-    optimizer = MuonW(groups_of(model), batched=False)
-    tokens = torch.arange(11)
-    found = []
-    for _ in range(8):
-        loss = nn.functional.cross_entropy(model(tokens), (tokens + 1) % 11)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    return found
-
-
 def scaled_infinity(world: World) -> dict[str, Any]:
     """Under a GradScaler, let one rank's gradient be infinite in the second of three steps; say when weights moved."""
     mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("dp",))
-    net = nn.Linear(6, 4)
+    net = nn.Linear(6, 6)
     start(net)
     model: Any = fully_shard(net, mesh=mesh)
     optimizer, scaler = MuonW(model), torch.amp.GradScaler("cpu", init_scale=8.0)
