@@ -1,4 +1,4 @@
-"""The rules of the house: which room may import which, and what a room may hold. Read from the sources, nothing is run.
+"""The rules of the house: which room may import which, and that all is there and used. Read from sources, nothing runs.
 
 A house is a folder with scripts/, notebooks/ and tests/. Every rule returns one sentence per breach, with its remedy.
 
@@ -210,49 +210,15 @@ def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
                 yield from _bound(getattr(statement, block, ()))
 
 
-# ---- Rooms ------------------------------------------------------------------------------------------------
-
-
-def strangers(house: House) -> list[str]:
-    """A module that only one room uses lives in that room or below it. Workers and notebooks use it too, tests do not.
-
-    A worker and a notebook count as their chapter's room; a worker without a number stands on muonbook's shared rooms.
-    A module of the engine may serve a single room of the engine above its own, and whatever `distmuon` itself names, or
-    a notebook or the trainer imports, is for everyone. A module that nobody uses can go, unless it is run or, as
-    strategies are, loaded by name.
-    """
-    users: dict[str, set[str]] = {name: set() for name in house.paths}
-    for arrow in (*house.arrows, *house.notebook_arrows):
-        if arrow.importer != arrow.module:
-            users.setdefault(arrow.module, set()).add(arrow.importer)
-    public = {a.module for a in house.arrows if a.importer in ("distmuon", TRAINER)}
-    public |= {a.module for a in house.notebook_arrows}
-    found = []
-    for name, path in house.paths.items():
-        homes = {_home(user, house) for user in users[name]}
-        where = path.relative_to(house.root)
-        if path.name == "__init__.py" or PYTESTS.fullmatch(path.name):
-            continue
-        if _runs(house.trees[name]) or _is_loaded_by_name(house.trees[name]):
-            continue
-        if not homes:
-            found.append(f"{where} is used by nobody; remove it, or move it to the tests that need it.")
-        elif len(homes) == 1 and not f"{name}.".startswith(f"{(home := homes.pop())}."):
-            engine = name.startswith("distmuon.")
-            if not (engine and (name in public or home.startswith("distmuon"))):
-                found.append(f"{where} is used by {home} alone; move it there.")
-    return found
-
-
-def _home(user: str, house: House) -> str:
-    """Return the package in which something that `user` alone needs is to be found."""
-    chapter = chapter_of(user)
-    if chapter:
-        return f"muonbook.{chapter}"
-    if house.paths.get(user) == house.root / "scripts" / f"{user}.py":
-        return "muonbook"  # a worker of no one chapter
-    package = house.paths[user].name == "__init__.py"
-    return user if package else user.rpartition(".")[0]
+def unused(house: House) -> list[str]:
+    """A module that nobody uses can go, unless it is run or, as strategies are, loaded by name. Tests do not count."""
+    used = {arrow.module for arrow in (*house.arrows, *house.notebook_arrows) if arrow.importer != arrow.module}
+    return [
+        f"{path.relative_to(house.root)} is used by nobody; remove it, or move it to the tests that need it."
+        for name, path in house.paths.items()
+        if name not in used and not (path.name == "__init__.py" or PYTESTS.fullmatch(path.name))
+        if not _runs(house.trees[name]) and not _is_loaded_by_name(house.trees[name])
+    ]
 
 
 def _runs(tree: ast.Module) -> bool:

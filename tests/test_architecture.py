@@ -16,7 +16,7 @@ RULES = (
     architecture.upward,
     architecture.circles,
     architecture.unresolved,
-    architecture.strangers,
+    architecture.unused,
 )
 
 SOUND = {  # a house in which every rule is kept
@@ -85,7 +85,7 @@ BITES: dict[Callable[[House], list[str]], tuple[dict[str, str], str]] = {  # rul
         {"scripts/01_why.py": 'JOB = "muonbook.ch01.job:trian"\n'},
         "scripts/01_why.py:1 imports trian, which muonbook.ch01.job does not have",
     ),
-    architecture.strangers: (
+    architecture.unused: (
         {"scripts/muonbook/ch01/rest.py": "", "tests/book/ch01/test_one.py": "from muonbook.ch01 import rest\n"},
         "scripts/muonbook/ch01/rest.py is used by nobody; remove it",
     ),
