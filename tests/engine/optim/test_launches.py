@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon import DistributedMuon, Grid, Muon, MuonW
@@ -78,19 +77,6 @@ def test_two_parameters_on_one_memory_both_take_their_step(make: Any, dtype: tor
     moved[:6] += alone[0].detach() - 1
     moved[other] += alone[1].detach() - 1
     torch.testing.assert_close(memory, moved, rtol=0.02, atol=0.02)
-
-
-def test_a_tensor_of_another_class_leaves_its_neighbours_alone() -> None:
-    plain, by_itself = (nn.Parameter(torch.ones(6, 8)) for _ in range(2))
-    double = nn.Parameter(TwoTensor(torch.ones(6, 8), torch.ones(6, 8)))
-    gradient = torch.randn(6, 8)
-    plain.grad, by_itself.grad = gradient.clone(), gradient.clone()
-    double.grad = TwoTensor(gradient.clone(), gradient.clone())
-    MuonW([double, plain], lr=0.1).step()
-    MuonW([by_itself], lr=0.1).step()
-    assert torch.equal(plain, by_itself)
-    inner: Any = double
-    assert torch.equal(inner.a, by_itself)
 
 
 @pytest.mark.parametrize("make", STEPPING)

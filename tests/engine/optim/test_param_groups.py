@@ -10,7 +10,6 @@ from torch import nn
 from distmuon.models.networks import MLP, Transformer
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muonw import MuonW
-from distmuon.optim.options import refuse_unknown, refuse_unknown_in_group
 from distmuon.optim.param_groups import check_muon_parameter, split_parameters
 from distmuon.sharding.grid import Grid
 
@@ -46,24 +45,7 @@ def test_only_hidden_matrices_go_to_muon() -> None:
         "head.weight",
         "head.bias",
     ]
-
-
-def test_every_trainable_parameter_is_given_out_exactly_once() -> None:
-    model = Tiny()
-    given = [parameter for group in split_parameters(model) for _, parameter in group["params"]]
-    assert len(given) == len({id(p) for p in given})
-    assert {id(p) for p in given} == {id(p) for p in model.parameters() if p.requires_grad}
-
-
-def test_a_frozen_parameter_goes_nowhere() -> None:
-    groups = split_parameters(Tiny())
-    assert not any("frozen" in name for algorithm in ("muon", "adamw") for name in names(groups, algorithm))
-
-
-def test_tied_weights_are_listed_once_under_their_first_name() -> None:
-    adamw = names(split_parameters(Tiny(tied=True)), "adamw")
-    assert "embed.weight" in adamw
-    assert "head.weight" not in adamw
+    assert "head.weight" not in names(split_parameters(Tiny(tied=True)), "adamw")  # it is the embedding's
 
 
 @pytest.mark.filterwarnings("ignore:Muon gets nothing")
@@ -74,10 +56,6 @@ def test_an_embedding_stays_with_adamw_even_when_a_linear_layer_holds_it_first()
     model.project.weight = model.tokens.weight
     assert names(split_parameters(model), "muon") == []
     assert names(split_parameters(model), "adamw") == ["project.weight"]
-
-
-@pytest.mark.filterwarnings("ignore:Muon gets nothing")
-def test_a_table_of_bags_is_an_embedding_too() -> None:
     assert names(split_parameters(nn.Sequential(nn.EmbeddingBag(10, 4))), "muon") == []
 
 
@@ -159,18 +137,6 @@ def test_what_holds_no_matrix_of_its_module_is_refused(name: str, mark: str, say
         message(error)
 
 
-@pytest.mark.filterwarnings("ignore:Muon gets nothing")
-def test_groups_without_parameters_are_left_out() -> None:
-    (group,) = split_parameters(nn.Sequential(nn.LayerNorm(3)))
-    assert group["algorithm"] == "adamw"
-
-
-def test_groups_can_be_handed_to_an_optimizer_with_their_names() -> None:
-    (group,) = split_parameters(nn.Sequential(nn.Linear(3, 3, bias=False)))
-    optimizer = torch.optim.SGD([group], lr=0.1)
-    assert optimizer.param_groups[0]["param_names"] == ["0.weight"]
-
-
 def test_explain_prints_one_line_with_the_reason_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     groups = split_parameters(Tiny(tied=False), explain=True)
     *table, summary = capsys.readouterr().out.splitlines()
@@ -228,22 +194,6 @@ def test_an_end_that_no_hidden_matrix_has_is_refused(end: str) -> None:
     message(refused)
 
 
-def test_ends_of_names_want_a_model() -> None:
-    with pytest.raises(ValueError, match="give MuonW the model") as refused:
-        MuonW(split_parameters(fused()), matrices={"qkv": ("rows", 3)})
-    message(refused)
-
-
-def test_a_division_that_does_not_fit_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"'map\.qkv\.weight'"):
-        MuonW(fused(), matrices={"qkv": ("rows", 5)})
-
-
-def test_nothing_is_printed_without_being_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    split_parameters(Tiny())
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("parameter", "says"),
     [
@@ -267,42 +217,8 @@ def test_what_newton_schulz_cannot_take_is_refused_with_its_name_and_a_remedy(
     assert "MuonW(model)" in message(error)
 
 
-def test_parameters_instead_of_a_model_are_refused_and_the_model_is_asked_for() -> None:
-    with pytest.raises(ValueError, match=r"'#1' has 1 dimension.*MuonW\(model\)") as error:
-        MuonW(nn.Linear(3, 4).parameters())
-    message(error)
-
-
-def test_a_parameter_without_storage_is_refused_with_its_name_and_a_remedy() -> None:
-    with pytest.raises(ValueError, match=r"'up\.weight' is on the meta device.*to_empty") as error:
-        check_muon_parameter("up.weight", torch.zeros(2, 2, device="meta"))
-    message(error)
-
-
-def test_what_a_group_does_not_have_is_refused_by_name_and_value_and_its_notes_are_not() -> None:
-    group = {"params": [], "param_names": [], "lr": 0.1, "initial_lr": 0.1, "name": "hidden", "max_momentum": 0.9}
-    refuse_unknown_in_group(group, ["lr"], "Muon")
-    with pytest.raises(TypeError, match=r"'momentun' \(0\.5\), 'maximize' \(False\).*a group of Muon has lr, momentum"):
-        refuse_unknown_in_group(group | {"momentun": 0.5, "maximize": False}, ["lr", "momentum"], "Muon")
-    with pytest.raises(TypeError, match=r"'name' \('hidden'\); Muon has lr\.$") as error:
-        refuse_unknown({"lr": 0.1, "name": "hidden"}, ["lr"], "Muon")
-    message(error)
-
-
 @pytest.mark.parametrize(
-    "name",
-    [
-        "embed.weight",
-        "model.embed_tokens.weight",
-        "token_embedding.weight",
-        "wte.weight",
-        "h.wpe",
-        "lm_head",
-        "head.weight",
-        "model.head",
-        "heads.head.weight",
-        "classifier.weight",
-    ],
+    "name", ["model.embed_tokens.weight", "h.wpe", "lm_head", "heads.head.weight", "classifier.weight"]
 )
 def test_what_looks_like_an_embedding_or_head_gets_a_warning_by_name(name: str) -> None:
     with pytest.warns(UserWarning, match=f"'{name}' looks like an embedding"):
@@ -310,11 +226,10 @@ def test_what_looks_like_an_embedding_or_head_gets_a_warning_by_name(name: str) 
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["fc1.weight", "blocks.0.attention.qkv.weight", "overhead.weight", "classifier.0.weight", "heads.weight", "#0"],
+    "name", ["blocks.0.attention.qkv.weight", "overhead.weight", "classifier.0.weight", "heads.weight", "#0"]
 )
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_hidden_matrix_is_taken_silently(name: str, dtype: torch.dtype) -> None:
+def test_a_hidden_matrix_is_taken_silently(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_muon_parameter(name, torch.zeros(2, 3, dtype=dtype))
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            check_muon_parameter(name, torch.zeros(2, 3, dtype=dtype))
