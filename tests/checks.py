@@ -1,0 +1,51 @@
+"""Checks that every rank of one world makes for itself. A world is started once, and each check is a test of its own.
+
+A module of checks, for ranks to import, has functions (world) that are marked as checks and assert what they find.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distmuon import launch
+from distmuon.launch import World
+
+Check = Callable[[World], None]
+CHECKS: dict[str, dict[str, Check]] = {}  # of each module, by their names
+
+
+def check(function: Check) -> Check:
+    """Mark a function as a check."""
+    CHECKS.setdefault(function.__module__, {})[function.__name__] = function
+    return function
+
+
+def examine(world: World, module: str) -> dict[str, str]:
+    """Make all checks of a module on this rank; return what went wrong."""
+    importlib.import_module(module)
+    found = {}
+    for name, one in CHECKS[module].items():
+        try:
+            one(world)
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+def on_every_rank(module: str, **ranks: int) -> Callable[[str], None]:
+    """Return the test of a module's checks in a world of these ranks, dp and tp."""
+    importlib.import_module(module)
+    found: list[list[dict[str, Any]]] = []
+
+    @pytest.mark.parametrize("name", CHECKS[module])
+    def test(name: str) -> None:
+        if not found:
+            found.append(launch.run(examine, (module,), **ranks))
+        assert [rank.get(name) for rank in found[0]] == [None] * len(found[0])
+
+    return test
