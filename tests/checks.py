@@ -5,9 +5,10 @@ A module of checks, for ranks to import, has functions (world) that are marked a
 
 from __future__ import annotations
 
+import functools
 import importlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ def check(function: Check) -> Check:
     """Mark a function as a check."""
     CHECKS.setdefault(function.__module__, {})[function.__name__] = function
     return function
+
+
+def check_each(choices: Iterable[str]) -> Callable[[Callable[[World, str], None]], None]:
+    """Mark a function (world, choice) as a check of each of these choices."""
+
+    def mark(function: Callable[[World, str], None]) -> None:
+        for choice in choices:
+            one = functools.partial(function, choice=choice)  # type: ignore[call-arg]
+            CHECKS.setdefault(function.__module__, {})[f"{function.__name__}: {choice}"] = one
+
+    return mark
 
 
 def examine(world: World, module: str) -> dict[str, str]:

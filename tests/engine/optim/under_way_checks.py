@@ -1,16 +1,18 @@
-"""What every rank finds out about gradients sent under a backward pass and parameters that arrive under a forward."""
+"""On every rank of 2 x 2: gradients sent under a backward pass, parameters that arrive under a forward."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import io
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from checks import check, check_each
 from late_wire import late_wire
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -108,46 +110,64 @@ def alike(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def train(grid: Grid, variant: str, overlapped: bool, **options: Any) -> dict[str, Any]:
-    model, optimizer = make(grid, variant, **options)
+@check_each(VARIANTS)
+def on_a_late_wire_a_step_ends_to_the_bit_where_one_that_waits_does(world: World, choice: str) -> None:
+    grid = Grid.of(world)
+    plain, optimizer = parts = make(grid, choice)
+    for step in range(STEPS):
+        assert take(parts, grid, step, overlapped=False) == 0
+    expected = dict(grid.ledger)
     grid.ledger.clear()
-    sent = [take((model, optimizer), grid, step, overlapped) for step in range(STEPS)]
-    arriving_after = sum(hasattr(p, "arrival") for p in model.parameters())
-    return {
-        "sent": sent,
-        "arriving": arriving_after,
-        "buckets": len(optimizer.buckets),
-        "ledger": dict(grid.ledger),
-        "values": {name: p.detach().clone() for name, p in model.named_parameters()},
-    }
+    with late_wire():
+        model, optimizer = parts = make(grid, choice, overlap_forward=True)
+        grid.ledger.clear()
+        for step in range(STEPS):
+            # `never` and, where it is not used, `sometimes` hold their buckets back to the end of the block
+            assert 0 < take(parts, grid, step, overlapped=True) < len(optimizer.buckets)
+        assert any(hasattr(p, "arrival") for p in model.parameters())
+        assert not any(hasattr(p, "arrival") for p in plain.parameters())
+        assert alike(model, plain)
+    found = dict(grid.ledger)
+    (once_more,) = found.keys() - expected.keys()
+    assert once_more.label == "order of the buckets"
+    assert {row: n for row, n in found.items() if row is not once_more} == expected
 
 
-def sent_when_the_first_layer_comes(grid: Grid) -> list[tuple[int, int]]:
-    """Return, of each step of an even MLP: (buckets sent when its first layer's gradients come, all buckets)."""
+@check
+def the_backends_own_reduce_scatter_may_be_late_too(world: World) -> None:
+    grid = Grid.of(world)
+    grid.dp.native_reduce_scatter = True
+    (late, _), (plain, _) = late_parts, plain_parts = make(grid, "owner", overlap_forward=True), make(grid, "owner")
+    for step in range(STEPS):
+        take(plain_parts, grid, step, overlapped=False)
+        with late_wire():
+            take(late_parts, grid, step, overlapped=True)
+    with late_wire():
+        assert alike(late, plain)
+
+
+@check
+def from_the_second_step_on_every_bucket_sets_out_before_the_first_layer_is_through(world: World) -> None:
+    grid = Grid.of(world)
     torch.manual_seed(0)
     model = MLP([16] * 10, grid.tp)
     optimizer = DistributedMuon(split_parameters(model), grid, bucket_size=200, strategy="owner")
-    found: list[tuple[int, int]] = []
+    waiting: list[int] = []
     first: Any = model.layers[0].weight
-    first.register_post_accumulate_grad_hook(
-        lambda p: found.append((len(optimizer.buckets) - len(optimizer.waiting_buckets), len(optimizer.buckets)))
-    )
+    first.register_post_accumulate_grad_hook(lambda p: waiting.append(len(optimizer.waiting_buckets)))
     for step in range(STEPS):
         loss = model(torch.randn(4, 16, generator=torch.Generator().manual_seed(step))).square().mean()
         with optimizer.overlap_backward():
             loss.backward()
         optimizer.step()
-    return found
+    assert max(waiting[1:]) <= 2 < len(optimizer.buckets)
 
 
-def one_rank_overlaps(grid: Grid) -> str:
-    """Return what all ranks are told when one of them alone sends gradients early."""
-    model, optimizer = make(grid, "owner")
-    try:
-        take((model, optimizer), grid, 0, overlapped=grid.dp.rank == 1)
-    except RankMismatchError as error:
-        return str(error)
-    return ""
+@check
+def one_rank_that_overlaps_alone_is_named(world: World) -> None:
+    grid = Grid.of(world)
+    with pytest.raises(RankMismatchError, match="'overlap_backward' is True on rank"):
+        take(make(grid, "owner"), grid, 0, overlapped=grid.dp.rank == 1)
 
 
 class SendsEarly(BackwardOverlap):
@@ -159,36 +179,52 @@ class SendsEarly(BackwardOverlap):
         super()._arrived(index)
 
 
-def sends_early(grid: Grid) -> str:
-    """Return what such an optimizer is told."""
+@check
+def a_bucket_that_is_sent_before_it_is_complete_is_found(world: World) -> None:
+    grid = Grid.of(world)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharded_optimizer, "BackwardOverlap", SendsEarly)
-        try:
-            train(grid, "AdamW", True)
-        except RuntimeError as error:
-            return str(error)
-    return ""
+        with pytest.raises(RuntimeError, match="gets a gradient after those of its bucket were sent"):
+            take(make(grid, "AdamW"), grid, 0, overlapped=True)
 
 
-def under_way_facts(world: World) -> dict[str, Any]:
+@check
+def a_grad_scaler_may_leave_its_scale_to_the_step(world: World) -> None:
+    grid, ends = Grid.of(world), []
+    for overlapped in (False, True):
+        model, optimizer = make(grid, "owner")
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for step in range(2):
+            loss = scaler.scale(losses(model, grid, step)[0]())
+            with optimizer.overlap_backward() if overlapped else contextlib.nullcontext():
+                loss.backward()
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append(model)
+    assert alike(*ends)
+
+
+def fail(gradient: Tensor) -> Tensor:
+    raise ArithmeticError("in the middle of a backward pass")
+
+
+@check_each(["dropped", "failed"])
+def a_pass_that_came_to_nothing_leaves_nothing(world: World, choice: str) -> None:
     grid = Grid.of(world)
-    found: dict[str, Any] = {"plain": {}, "overlapped": {}}
-    for variant in VARIANTS:
-        found["plain"][variant] = train(grid, variant, False)
-        with late_wire():
-            found["overlapped"][variant] = train(grid, variant, True, overlap_forward=True)
-    native = Grid.of(world)
-    native.dp.native_reduce_scatter = True
-    with late_wire():
-        found["native"] = train(native, "owner", True, overlap_forward=True), train(native, "owner", False)
-    return found | {
-        "refusals": refusals(grid),
-        "dropped": dropped(grid),
-        "scaled": scaled(grid),
-        "early": sends_early(grid),
-        "one rank": one_rank_overlaps(grid),
-        "first layer": sent_when_the_first_layer_comes(grid),
-    }
+    expected, plain = make(grid, "owner")
+    losses(expected, grid, 0)[0]().backward()
+    plain.step()
+    model, optimizer = make(grid, "owner")
+    other, loss = losses(model, grid, 5)[0], losses(model, grid, 0)[0]
+    handle = model.up.weight.register_hook(fail if choice == "failed" else lambda gradient: None)
+    with contextlib.suppress(ArithmeticError), optimizer.overlap_backward():
+        other().backward()
+    handle.remove()
+    optimizer.zero_grad()
+    with optimizer.overlap_backward():
+        loss().backward()
+    optimizer.step()
+    assert alike(model, expected)
 
 
 # ---- What comes too late for gradients that were sent ------------------------------------------------------
@@ -240,76 +276,33 @@ def added_on_one_rank(model: Any, optimizer: Any, loss: Callable[[], Tensor]) ->
     optimizer.step()
 
 
-REFUSED = [again, nested, clipped_by_torch, unscaled, dropped_by_the_model, clipped_before]
-REFUSED += [dropped_inside, added_on_one_rank]
+CHANGED = "was changed after it had been sent under the backward pass; clip with max_norm"
+REFUSED: dict[str, tuple[Callable[[Any, Any, Any], None], str]] = {
+    "again": (again, "gets a gradient after those of its bucket were sent; put only the last backward pass"),
+    "nested": (nested, "have been sent already; overlap_backward() is for its last backward pass alone"),
+    "clipped by torch": (clipped_by_torch, CHANGED),
+    "unscaled": (unscaled, CHANGED),
+    "dropped by the model": (dropped_by_the_model, CHANGED),
+    "clipped before": (clipped_before, "of this step are clipped already; call step() or zero_grad() next"),
+    "dropped inside": (dropped_inside, "are being sent; leave the block of overlap_backward() before zero_grad()"),
+    "added on one rank": (added_on_one_rank, CHANGED),
+}
 
 
-def refusals(grid: Grid) -> dict[str, tuple[str, bool]]:
-    """Return what each is told, and whether parameters are as they were and the next step goes on."""
-    found = {}
-    for fault in REFUSED:
-        model, optimizer = parts = make(grid, "owner")
-        before = [p.detach().clone() for p in model.parameters()]
-        *_, loss = losses(model, grid, 0)
-        with optimizer.overlap_backward():
-            loss().backward()
-        words = ""
-        try:
-            fault(model, optimizer, loss)
-        except Exception as error:
-            words = str(error)
-        same = all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-        optimizer.zero_grad()
-        honest = make(grid, "owner")
-        for each in (parts, honest):
-            take(each, grid, 0, overlapped=True)
-        goes_on = alike(model, honest[0])
-        found[fault.__name__] = words, same and goes_on
-    return found
-
-
-def dropped(grid: Grid) -> dict[str, bool]:
-    """Return whether a step is as if a pass that was dropped, or failed, had not been."""
-    expected = make(grid, "owner")
-    losses(expected[0], grid, 0)[0]().backward()
-    expected[1].step()
-    found = {}
-    for how in ("after", "failed"):
-        model, optimizer = make(grid, "owner")
-        other, loss = losses(model, grid, 5)[0], losses(model, grid, 0)[0]
-        handle = model.up.weight.register_hook(fail if how == "failed" else lambda gradient: None)
-        with contextlib.suppress(ArithmeticError), optimizer.overlap_backward():
-            other().backward()
-        handle.remove()
-        optimizer.zero_grad()
-        with optimizer.overlap_backward():
-            loss().backward()
-        optimizer.step()
-        found[how] = alike(model, expected[0])
-    return found
-
-
-def fail(gradient: Tensor) -> Tensor:
-    raise ArithmeticError("in the middle of a backward pass")
-
-
-def scaled(grid: Grid) -> bool:
-    """Return whether a GradScaler that hands its scale to `step` changes nothing but the scale."""
-    found = []
-    for overlapped in (False, True):
-        model, optimizer = make(grid, "owner")
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-        for step in range(2):
-            loss = scaler.scale(losses(model, grid, step)[0]())
-            if overlapped:
-                with optimizer.overlap_backward():
-                    loss.backward()
-            else:
-                loss.backward()
-            scaler.step(optimizer)
-            scaler.update()
-        found.append([p.detach().clone() for p in model.parameters()])
-    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+@check_each(REFUSED)
+def what_comes_too_late_is_refused_on_all_ranks_and_changes_nothing(world: World, choice: str) -> None:
+    grid, (fault, words) = Grid.of(world), REFUSED[choice]
+    (model, optimizer), (honest, _) = parts, others = make(grid, "owner"), make(grid, "owner")
+    *_, loss = losses(model, grid, 0)
+    with optimizer.overlap_backward():
+        loss().backward()
+    with pytest.raises((RuntimeError, ValueError), match=re.escape(words)):
+        fault(model, optimizer, loss)
+    assert alike(model, honest)
+    optimizer.zero_grad()
+    for each in (parts, others):
+        take(each, grid, 0, overlapped=True)
+    assert alike(model, honest)
 
 
 # ---- Parameters that are read before they have arrived -----------------------------------------------------
@@ -363,43 +356,51 @@ ASKS: Mapping[str, Callable[[Any], object]] = {
 }
 
 
-def reading_facts(world: World) -> dict[str, Any]:
-    """Read parameters that have not arrived, on a wire where they are NaN until somebody waits."""
-    grid = Grid.of(world)
-    found: dict[str, Any] = {"read": {}, "asked": {}}
+def after_a_step(grid: Grid) -> tuple[Odd, Odd, Any]:
+    """Return a model whose parameters may still be on their way, one where they have arrived, and its optimizer."""
     expected = make(grid, "owner")
     take(expected, grid, 0, overlapped=False)
+    model, optimizer = parts = make(grid, "owner", overlap_forward=True)
+    take(parts, grid, 0, overlapped=False)
+    return model, expected[0], optimizer
+
+
+@check_each(READS)
+def whoever_reads_a_parameter_gets_it_when_it_is_there(world: World, choice: str) -> None:
+    """On a wire where it is NaN until somebody waits."""
     with late_wire():
-        for name, read in READS.items():
-            model, optimizer = parts = make(grid, "owner", overlap_forward=True)
-            take(parts, grid, 0, overlapped=False)
-            there = hasattr(model.up.weight, "arrival")
-            value = read(model.up.weight)
-            plain = type(model.up.weight) is nn.Parameter and not hasattr(model.up.weight, "arrival")
-            found["read"][name] = there, plain, torch.equal(value, expected[0].up.weight)
-        model, optimizer = parts = make(grid, "owner", overlap_forward=True)
-        take(parts, grid, 0, overlapped=False)
+        model, expected, _ = after_a_step(Grid.of(world))
+        assert hasattr(model.up.weight, "arrival")
+        value = READS[choice](model.up.weight)
+        assert type(model.up.weight) is nn.Parameter
+        assert not hasattr(model.up.weight, "arrival")
+        assert torch.equal(value, expected.up.weight)
+
+
+@check
+def what_needs_no_values_waits_for_none_and_after_the_wait_all_are_ordinary(world: World) -> None:
+    with late_wire():
+        model, expected, optimizer = after_a_step(Grid.of(world))
         for name, ask in ASKS.items():
-            answer = ask(model.up.weight)
-            found["asked"][name] = hasattr(model.up.weight, "arrival"), answer == ask(expected[0].up.weight)
-        state = optimizer.state_dict()
+            assert ask(model.up.weight) == ask(expected.up.weight), name
+            assert hasattr(model.up.weight, "arrival"), name
+        optimizer.state_dict()
         optimizer.wait_for_parameters()
-        found["left"] = [name for name, p in model.named_parameters() if hasattr(p, "arrival")]
-        found["state"] = str(state) == str(expected[1].state_dict())
-        found["torn"] = torn(grid, expected[0])
-    take(make(grid, "owner", overlap_forward=True), grid, 0, overlapped=False)  # and nobody waits: the world ends
-    return found
+        assert not any(hasattr(p, "arrival") for p in model.parameters())
+        assert alike(model, expected)
 
 
-def torn(grid: Grid, expected: Odd) -> bool:
-    """Return whether a read would be wrong if nothing waited for it."""
-    honest = arriving._arriving
-    arriving._arriving = lambda kind: kind  # type: ignore[assignment]
-    try:
-        model, optimizer = parts = make(grid, "owner", overlap_forward=True)
-        take(parts, grid, 0, overlapped=False)
-        found = not torch.equal(model.up.weight.detach(), expected.up.weight)
+@check
+def a_wire_that_is_late_would_show_who_does_not_wait(world: World) -> None:
+    with late_wire(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arriving, "_arriving", lambda kind: kind)
+        model, expected, optimizer = after_a_step(Grid.of(world))
+        torn, by_rank = not torch.equal(model.up.weight.detach(), expected.up.weight), [False] * world.size
         optimizer.wait_for_parameters()
-        return found
-    finally:
-        arriving._arriving = honest
+    torch.distributed.all_gather_object(by_rank, torn)
+    assert by_rank.count(True) == 2, by_rank  # a TP rank's owner has it
+
+
+@check
+def a_world_ends_where_nobody_waits(world: World) -> None:
+    take(make(Grid.of(world), "owner", overlap_forward=True), Grid.of(world), 0, overlapped=False)
