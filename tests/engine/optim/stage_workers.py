@@ -104,6 +104,10 @@ def muonw_clipped(world: World) -> dict[str, Any]:
     return {"norm": norm.item(), "gradients": whole}
 
 
+def stage_facts(world: World, differences: list[str]) -> dict[str, Any]:
+    return {what: not_alike(world, what) for what in differences}
+
+
 def not_alike(world: World, what: str) -> dict[str, Any]:
     """Let stage 0 alone have something that is not right; return what every rank heard, and whether it moved."""
     mesh = mesh_of(world, 1)
