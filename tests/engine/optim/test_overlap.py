@@ -6,11 +6,11 @@ Below them waves, in which a rank takes what it owns of a bucket.
 from types import SimpleNamespace
 from typing import Any
 
-import overlap_workers as work
+import overlap_checks as work
 import pytest
 import torch
+from checks import on_every_rank
 from helpers_math import message
-from once import once
 from optimizer_cases import MUON as MUON_GROUP
 from optimizer_cases import SMALL, Case, Weight, build, give, go_on
 
@@ -22,105 +22,17 @@ from distmuon.optim.strategies import PUBLISHED
 from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.optim.strategies.gather_cut import GatherCut
 from distmuon.optim.strategies.strategy import StrategyContext
-from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT, ParamSpec, plan
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import predict_transient
 
-each_pair = pytest.mark.parametrize("pair", work.PAIRS, ids=" ".join)
-on_two_grids = pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])
-OTHERS = ("naive", "pipelined")
-
-
-@once
-def facts(dp: int, tp: int) -> list[dict[str, Any]]:
-    return launch.run(work.schedule_facts, dp=dp, tp=tp)
-
-
-@once
-def late(dp: int, tp: int) -> list[dict[str, Any]]:
-    return launch.run(work.late_facts, dp=dp, tp=tp)
-
-
-@on_two_grids
-@each_pair
-def test_every_schedule_ends_to_the_bit_where_the_synchronous_one_does(dp: int, tp: int, pair: tuple[str, str]) -> None:
-    for rank in facts(dp, tp):
-        outcomes = rank["outcomes"][pair]
-        for what in ("values", "momentum"):
-            expected = outcomes["synchronous"][what]
-            for schedule in OTHERS:
-                found = outcomes[schedule][what]
-                assert found.keys() == expected.keys()
-                for name, value in expected.items():
-                    same = found[name] is None if value is None else torch.equal(found[name], value)
-                    assert same, (schedule, what, name)
-
-
-@on_two_grids
-@each_pair
-def test_every_schedule_makes_the_same_collectives(dp: int, tp: int, pair: tuple[str, str]) -> None:
-    for rank in facts(dp, tp):
-        synchronous = rank["outcomes"][pair]["synchronous"]
-        assert synchronous["ledger"]
-        for schedule in OTHERS:
-            found = rank["outcomes"][pair][schedule]
-            assert found["ledger"] == synchronous["ledger"]
-            assert found["dispatched"] == synchronous["dispatched"]
-            assert found["left"] == 0
-
-
-@on_two_grids
-def test_these_cases_hold_what_is_hard(dp: int, tp: int) -> None:
-    found = facts(dp, tp)
-    assert found[0]["straddling"] >= 3
-    owners = [
-        rank["outcomes"]["gather_all", "one element"]["pipelined"]["momentum"]["only"] is not None for rank in found
-    ]
-    assert owners == [True] * tp + [False] * (dp - 1) * tp  # some own nothing, and gather all the same
-    never = [rank["outcomes"]["gather_all", "absent"]["pipelined"]["momentum"]["other rows"] for rank in found]
-    assert never == [None] * len(found)
-
-
-@on_two_grids
-def test_a_wave_ahead_takes_the_memory_of_few_gathers_more_and_not_of_all(dp: int, tp: int) -> None:
-    for rank in facts(dp, tp):
-        synchronous, naive, pipelined = (rank["memory"][name] for name in ("synchronous", "naive", "pipelined"))
-        assert synchronous <= pipelined < naive
-        assert pipelined - synchronous < 0.5 * (naive - synchronous)
-
-
-@on_two_grids
-def test_on_a_wire_that_is_as_late_as_it_may_be_nothing_is_read_early(dp: int, tp: int) -> None:
-    for rank in late(dp, tp):
-        assert rank["equal"] == dict.fromkeys(work.VARIANTS, True)
-
-
-@on_two_grids
-@pytest.mark.parametrize(("mutant", "variant"), [(m.__name__, v) for m, found in work.MUTANTS.items() for v in found])
-def test_such_a_wire_finds_who_reads_early(dp: int, tp: int, mutant: str, variant: str) -> None:
-    found = [rank["mutants"][mutant, variant] for rank in late(dp, tp)]
-    nothing_to_read = tp == 1 and variant in ("owner", "updates") and mutant != "ReadsUpdatesEarly"
-    assert found == [nothing_to_read] * (dp * tp)
+test_schedules_on_ranks = on_every_rank("overlap_checks", dp=2, tp=2)
 
 
 def test_schedules_have_the_names_that_recipes_know() -> None:
     assert tuple(OVERLAPS) == OVERLAP_NAMES
-
-
-@on_two_grids
-@pytest.mark.parametrize("schedule", OTHERS)
-def test_nothing_stays_under_way_after_an_error(dp: int, tp: int, schedule: str) -> None:
-    for rank in facts(dp, tp):
-        found = rank["trouble"][schedule]
-        assert found["words"] == "the second bucket group"
-        assert found["under way"] > 0 or schedule == "naive"  # naive has waited for everything by then
-        assert found["completed"]
-        assert found["left"] == 0
-        assert found["mode"] is None
-        assert found["goes on"]
 
 
 def test_an_error_on_one_rank_ends_the_world_with_that_error() -> None:
@@ -128,16 +40,13 @@ def test_an_error_on_one_rank_ends_the_world_with_that_error() -> None:
         launch.run(work.last_rank_fails, dp=2)
 
 
-@pytest.mark.parametrize("schedule", OTHERS)
+@pytest.mark.parametrize("schedule", ["naive", "pipelined"])
 def test_on_a_grid_of_one_there_is_nothing_to_wait_for(schedule: str) -> None:
     grid = Grid.alone()
-    found = work.train_all(SMALL, grid)
+    expected, *_ = work.trained(SMALL, grid, OVERLAPS["synchronous"])
+    found, *_ = work.trained(SMALL, grid, OVERLAPS[schedule])
+    assert work.alike(found, expected)
     assert grid.ledger == Ledger()
-    for name, value in found["synchronous"]["values"].items():
-        assert torch.equal(found[schedule]["values"][name], value)
-    with Group("dp").async_collectives() as pending:
-        pass
-    assert len(pending) == 0
 
 
 def test_a_strategy_that_reads_what_it_gathers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
