@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
+from checks import check, check_each
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -58,77 +61,93 @@ def mesh_of(world: World, tp: int) -> Any:
     return init_device_mesh("cpu", (2, world.size // 2 // tp, tp), mesh_dim_names=("pp", "dp", "tp"))
 
 
-def clipped(world: World, kind: str, tp: int, by: str) -> dict[str, Any]:
-    """Train both stages with clipping; return norms, and parameters by their number in the whole model.
-
-    by: "max_norm", or "call" of clip_grad_norm_.
-    """
-    mesh = mesh_of(world, tp)
-    stage = mesh.get_local_rank("pp")
-    grid = Grid.of(mesh["dp", "tp"]).with_stages(mesh.get_group("pp"))
-    model = layers(stage)
-    optimizer = optimizer_of(kind, model, grid, max_norm=1.0 if by == "max_norm" else None)
-    return trained(model, optimizer, stage * 2 * LAYERS, by) | {"sent": grid.ledger.total(group="pp").sent_bytes}
-
-
-def alone(world: World, kind: str, by: str) -> dict[str, Any]:
-    """Train the whole model in one process."""
-    model = nn.ModuleList([*layers(0), *layers(1)])
-    return trained(model, optimizer_of(kind, model, Grid.alone(), max_norm=1.0 if by == "max_norm" else None), 0, by)
-
-
-def trained(model: nn.Module, optimizer: Any, first: int, by: str) -> dict[str, Any]:
+def trained(model: nn.Module, optimizer: Any, first: int, by: str) -> list[float]:
+    """Train with clipping, by "max_norm" or by a "call"; return the norms."""
     norms = []
     for step in range(STEPS):
         set_gradients(model, first, step)
         norm = optimizer.clip_grad_norm_(1.0).item() if by == "call" else None
         optimizer.step()
         norms.append(optimizer.statistics.norm if norm is None else norm)
-    return {"norms": norms, "parameters": {n: p.detach().clone() for n, p in enumerate(model.parameters(), first)}}
+    return norms
 
 
-def muonw_clipped(world: World) -> dict[str, Any]:
-    """Clip two stages of FSDP2; return the norm, and gradients by their number in the whole model."""
+CLIPPED = {
+    "muon, by max_norm, under TP": ("muon", "max_norm", 2),
+    "muon, by a call": ("muon", "call", 1),
+    "adamw, by max_norm": ("adamw", "max_norm", 1),
+}
+
+
+@check_each(CLIPPED)
+def two_stages_clip_as_the_whole_model_does(world: World, choice: str) -> None:
+    kind, by, tp = CLIPPED[choice]
+    options = {"max_norm": 1.0} if by == "max_norm" else {}
+    mesh = mesh_of(world, tp)
+    stage, grid = mesh.get_local_rank("pp"), Grid.of(mesh["dp", "tp"]).with_stages(mesh.get_group("pp"))
+    model, whole = layers(stage), nn.ModuleList([*layers(0), *layers(1)])
+    norms = trained(model, optimizer_of(kind, model, grid, **options), first := stage * 2 * LAYERS, by)
+    expected = trained(whole, optimizer_of(kind, whole, Grid.alone(), **options), 0, by)
+    assert min(expected) > 1.0  # something is clipped
+    assert norms == pytest.approx(expected, rel=1e-12)
+    by_rank = [norms] * world.size
+    dist.all_gather_object(by_rank, norms)
+    assert by_rank == [norms] * world.size  # to the bit, or replicas would drift
+    for p, theirs in zip(model.parameters(), [*whole.parameters()][first:], strict=False):
+        torch.testing.assert_close(p, theirs, rtol=1e-5, atol=1e-6)
+    assert grid.ledger.total(group="pp").sent_bytes > 0
+
+
+@check
+def stages_of_fsdp2_clip_by_one_norm_too(world: World) -> None:
     mesh = mesh_of(world, 1)["pp", "dp"]
     stage = mesh.get_local_rank("pp")
     model = nn.Sequential(*layers(stage))
     fully_shard(model, mesh=mesh["dp"])
-    optimizer, first, whole = MuonW(model), stage * 2 * LAYERS, dict[int, Tensor]()
-    placed: list[Any] = list(model.parameters())
-    for number, p in enumerate(placed, first):
+    placed: dict[int, Any] = dict(enumerate(model.parameters(), stage * 2 * LAYERS))
+    optimizer = MuonW(model)
+    for number, p in placed.items():
         p.grad = distribute_tensor(gradient(p, number, 0), p.device_mesh, p.placements)
-    norm = optimizer.clip_grad_norm_(1.0, stages=mesh.get_group("pp"))
-    for number, p in enumerate(placed, first):
-        whole[number] = p.grad.full_tensor()
+    norm = optimizer.clip_grad_norm_(1.0, stages=mesh.get_group("pp")).item()
+    both = enumerate(p for other in (0, 1) for p in layers(other).parameters())
+    squares = sum(float(gradient(p, number, 0).double().square().sum()) for number, p in both)
+    assert norm == pytest.approx(math.sqrt(squares))
+    for number, p in placed.items():
+        torch.testing.assert_close(p.grad.full_tensor(), gradient(p, number, 0) / (norm + 1e-6))
     optimizer.step()
-    return {"norm": norm.item(), "gradients": whole}
 
 
-def stage_facts(world: World, differences: list[str]) -> dict[str, Any]:
-    return {what: not_alike(world, what) for what in differences}
+HEARD = {  # what stage 0 alone has -> what its ranks hear, and those of stage 1
+    "not finite": ("NonFiniteGradient: the gradient of 0.weight", "NonFiniteGradient: a gradient of another pipeline"),
+    "skipped": ("", ""),
+    "another norm": ("RankMismatchError: the stages", "RankMismatchError: the stages"),
+    "steps": ("RankMismatchError: the stages", "RankMismatchError: the stages"),
+    "one rank's rate": ("RankMismatchError: the options", "RankMismatchError: the stages"),
+    "refused": ("ValueError: lr=0.1", "RankMismatchError: the stages"),
+}
 
 
-def not_alike(world: World, what: str) -> dict[str, Any]:
-    """Let stage 0 alone have something that is not right; return what every rank heard, and whether it moved."""
+@check_each(HEARD)
+def what_one_stage_cannot_do_all_leave_undone(world: World, choice: str) -> None:
     mesh = mesh_of(world, 1)
-    stage = mesh.get_local_rank("pp")
-    grid = Grid.of(mesh["dp", "tp"]).with_stages(mesh.get_group("pp"))
+    stage, grid = mesh.get_local_rank("pp"), Grid.of(mesh["dp", "tp"]).with_stages(mesh.get_group("pp"))
     model = layers(stage)
-    options: dict[str, Any] = {"on_nonfinite": "skip"} if what == "skipped" else {}
-    if what == "another norm":
+    options: dict[str, Any] = {"on_nonfinite": "skip"} if choice == "skipped" else {}
+    if choice == "another norm":
         options["max_norm"] = 1.0 + stage
     optimizer = optimizer_of("muon", model, grid, **options)
     set_gradients(model, 2 * stage * LAYERS, 0)
     if stage == 0:
-        spoil(what, model, optimizer, mesh.get_local_rank("dp"))
-    before = [p.detach().clone() for p in model.parameters()]
+        spoil(choice, model, optimizer, mesh.get_local_rank("dp"))
     said = ""
     try:
         optimizer.step()
     except (NonFiniteGradient, RankMismatchError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
-    moved = any(not torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
-    return {"stage": stage, "said": said, "moved": moved, "skipped": optimizer.skipped_steps}
+    assert said.startswith(HEARD[choice][stage]), said
+    assert bool(said) == (choice != "skipped")
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    assert optimizer.skipped_steps == (choice == "skipped")
 
 
 def spoil(what: str, model: nn.Module, optimizer: Any, dp_rank: int) -> None:
