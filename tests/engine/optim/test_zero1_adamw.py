@@ -1,38 +1,19 @@
-"""ZeRO-1: reductions in rank order, AdamW's own bits on shards, fp32 masters, and gradients on their way there."""
+"""ZeRO-1 in one process: fp32 masters, gradients on their way there, and what is refused.
 
-import functools
+That reductions add in rank order, and that AdamW on shards is torch's to the bit, sharded_checks.py asks on real grids.
+"""
+
 from collections.abc import Callable
 from typing import Any
 
-import optimizer_cases as cases
-import optimizer_workers as work
 import pytest
 import torch
 from helpers_math import Operations, gaussian, message
-from once import once
-from optimizer_cases import ADAMW_ONLY, SINGLE_SCALAR
-from optimizer_workers import same
 from torch import Tensor, nn
 
-from distmuon import launch
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.zero1_adamw import Zero1AdamW
-from distmuon.sharding.buffers import ShardedBuffers, dtype_name, specs_of
 from distmuon.sharding.grid import Grid
-
-on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(4, 1), (3, 1), (2, 2)])
-CASES = {
-    "fp32": ADAMW_ONLY,
-    "fp64": ADAMW_ONLY.of_dtype(torch.float64),
-    "bf16": ADAMW_ONLY.of_dtype(torch.bfloat16),
-    "one scalar": SINGLE_SCALAR,
-}
-
-
-@once
-def facts(dp: int, tp: int) -> list[dict[str, Any]]:
-    """Return what each rank of one world has found out; the world runs once, when the first test asks."""
-    return launch.run(work.zero1_facts, dp=dp, tp=tp)
 
 
 def optimizer(*named: tuple[str, Tensor], **options: Any) -> Zero1AdamW:
@@ -43,89 +24,7 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(gaussian(*shape, dtype=dtype))
 
 
-def same_place(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype
-
-
-# ---- On real worlds ---------------------------------------------------------------------------------------
-
-
-@on_every_grid
-def test_a_shards_gradient_is_the_mean_in_rank_order_to_the_bit(dp: int, tp: int) -> None:
-    weights = {w.name: w for w in ADAMW_ONLY.weights}
-    covered = {(name, t): torch.zeros(w.shape).flatten() for name, w in weights.items() for t in range(tp)}
-    forwards, backwards = [], []
-    for rank, found in enumerate(facts(dp, tp)):
-        for name, (place, gradient) in found["reduced"].items():
-            w = weights[name]
-            copies = [cases.whole_gradient(ADAMW_ONLY, w, tp, 0, r) for r in range(dp)]
-            mine = [cases.cut(whole, w.dim, tp, rank % tp).flatten()[place] for whole in copies if whole is not None]
-            forwards.append(torch.equal(gradient, functools.reduce(torch.add, mine) / dp))
-            backwards.append(torch.equal(gradient, functools.reduce(torch.add, mine[::-1]) / dp))
-            covered[name, rank % tp][place] += 1
-    assert all(forwards)
-    assert all(backwards) == (dp == 2)  # the order can be seen in the bits, from three ranks on
-    assert all((count == 1).all() for count in covered.values())
-
-
-@on_every_grid
-@pytest.mark.parametrize("name", CASES)
-def test_adamw_on_shards_is_torchs_adamw_to_the_bit(dp: int, tp: int, name: str) -> None:
-    case = CASES[name]
-    (expected,) = launch.run(cases.train_alone, (case, dp, tp))
-    for rank, found in enumerate(facts(dp, tp)):
-        for w in case.weights:
-            whole = expected.values[w.name]
-            assert not torch.equal(whole, cases.whole_start(w, tp))
-            value = found["outcomes"][name].values[w.name]
-            assert same(value, cases.cut(whole, w.dim, tp, rank % tp)), (rank, w.name)
-
-
-@on_every_grid
-def test_an_empty_parameter_is_no_obstacle(dp: int, tp: int) -> None:
-    for found in facts(dp, tp):
-        empty, full = found["empty"], found["outcomes"]["fp32"]
-        assert empty.values.pop("empty").shape == (0, 3)
-        assert same(empty.values, full.values)
-
-
-@on_every_grid
-@pytest.mark.parametrize("name", CASES)
-def test_parameters_stay_in_the_flat_storage(dp: int, tp: int, name: str) -> None:
-    assert all(found["homes"][name] for found in facts(dp, tp))
-
-
 # ---- Storage ----------------------------------------------------------------------------------------------
-
-
-def buffers(dtype: torch.dtype) -> ShardedBuffers:
-    return ShardedBuffers([("a", parameter(3, 5, dtype=dtype)), ("b", parameter(4, dtype=dtype))], Grid.alone(), 10)
-
-
-def test_the_map_is_told_each_parameters_name_shape_dtype_and_cut() -> None:
-    cut = parameter(3, 5, dtype=torch.bfloat16)
-    cut.tp_split_dim = 1  # type: ignore[attr-defined]
-    assert [tuple(spec) for spec in specs_of([("cut", cut), ("whole", parameter(4))])] == [
-        ("cut", (3, 5), "bfloat16", 1, "whole"),
-        ("whole", (4,), "float32", None, "whole"),
-    ]
-    assert dtype_name(torch.float64) == "float64"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_full_precision_parameters_are_their_own_masters(dtype: torch.dtype) -> None:
-    b = buffers(dtype)
-    for pieces in b.pieces.values():
-        for piece in pieces:
-            assert same_place(piece.weight, b.parameters[piece.index])
-
-
-def test_bf16_parameters_have_float32_masters_of_their_own() -> None:
-    b = buffers(torch.bfloat16)
-    for pieces in b.pieces.values():
-        for piece in pieces:
-            assert piece.weight.dtype == piece.gradient.dtype == torch.float32
-            assert torch.equal(piece.weight, b.parameters[piece.index].float().flatten())
 
 
 def test_steps_too_small_for_bf16_add_up_in_the_masters() -> None:
@@ -137,14 +36,6 @@ def test_steps_too_small_for_bf16_add_up_in_the_masters() -> None:
     (master,) = steps.buffers.masters.values()
     assert torch.allclose(master, torch.full_like(master, 0.99), atol=1e-5)
     assert torch.equal(w, master.bfloat16())
-
-
-def test_a_parameter_of_any_strides_keeps_its_values() -> None:
-    strided = nn.Parameter(gaussian(5, 3).mT)
-    expected = strided.detach().clone()
-    optimizer(("strided", strided))
-    assert strided.is_contiguous()
-    assert torch.equal(strided, expected)
 
 
 def test_masters_follow_a_model_that_was_changed_from_outside_and_only_there() -> None:
@@ -177,17 +68,6 @@ def test_micro_batches_of_a_bf16_model_add_up_in_float32() -> None:
     assert w.grad is not None
     assert w.grad.data_ptr() == steps.buffers.gradient_homes[0].data_ptr()
     assert torch.equal(w.grad, torch.full((2, 2), 264.0))
-
-
-def test_a_frozen_parameter_may_come_along_and_stays() -> None:
-    w, frozen = parameter(3, 4), parameter(4)
-    frozen.requires_grad_(False)
-    steps = optimizer(("w", w), ("frozen", frozen))
-    before = frozen.detach().clone()
-    (w @ frozen).sum().backward()
-    steps.step()
-    assert not frozen.requires_grad
-    assert torch.equal(frozen, before)
 
 
 # ---- The optimizer ----------------------------------------------------------------------------------------
@@ -252,16 +132,6 @@ def test_a_parameter_that_is_not_where_the_grid_is_stays_there_and_is_refused(ma
         make([("w", w)], Grid.alone("meta"))
     message(error)
     assert w.device == torch.device("cpu")
-
-
-def test_other_parameters_in_the_groups_are_refused() -> None:
-    w = parameter(2, 3)
-    steps = optimizer(("w", w))
-    for params in ([w, parameter(2, 3)], [parameter(2, 3)], []):
-        steps.param_groups[0]["params"] = params
-        with pytest.raises(RuntimeError, match="groups hold other parameters than at construction") as error:
-            steps.step()
-        message(error)
 
 
 def test_inference_mode_is_refused() -> None:
