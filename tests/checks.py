@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from once import once
 
 from distmuon import launch
 from distmuon.launch import World
 
-Check = Callable[[World], None]
+Check = Callable[..., None]  # takes the world
 CHECKS: dict[str, dict[str, Check]] = {}  # of each module, by their names
 
 
@@ -37,27 +38,29 @@ def check_each(choices: Iterable[str]) -> Callable[[Callable[[World, str], None]
     return mark
 
 
-def examine(world: World, module: str) -> dict[str, str]:
+def examine(world: World, module: str, *given: Any) -> dict[str, str]:
     """Make all checks of a module on this rank; return what went wrong."""
     importlib.import_module(module)
     found = {}
     for name, one in CHECKS[module].items():
         try:
-            one(world)
-        except Exception:
+            one(world, *given)
+        except (Exception, pytest.fail.Exception):  # the latter is that of pytest.raises
             found[name] = traceback.format_exc()
     return found
 
 
-def on_every_rank(module: str, **ranks: int) -> Callable[[str], None]:
-    """Return the test of a module's checks in a world of these ranks, dp and tp."""
+def on_every_rank(module: str, *given: Any, **ranks: int) -> Callable[[str], None]:
+    """Return the test of a module's checks, which take what is given besides, in a world of these ranks, dp and tp."""
     importlib.import_module(module)
-    found: list[list[dict[str, Any]]] = []
+
+    @once
+    def found() -> list[dict[str, str]]:
+        return launch.run(examine, (module, *given), **ranks)
 
     @pytest.mark.parametrize("name", CHECKS[module])
     def test(name: str) -> None:
-        if not found:
-            found.append(launch.run(examine, (module,), **ranks))
-        assert [rank.get(name) for rank in found[0]] == [None] * len(found[0])
+        wrong = [f"rank {rank}: {told[name]}" for rank, told in enumerate(found()) if name in told]
+        assert not wrong, "\n".join(wrong)
 
     return test
