@@ -50,13 +50,13 @@ def examine(world: World, module: str, *given: Any) -> dict[str, str]:
     return found
 
 
-def on_every_rank(module: str, *given: Any, **ranks: int) -> Callable[[str], None]:
-    """Return the test of a module's checks, which take what is given besides, in a world of these ranks, dp and tp."""
+def on_every_rank(module: str, *given: Any, dp: int, tp: int = 1) -> Callable[[str], None]:
+    """Return the test of a module's checks, which take what is given besides, in a world of dp x tp ranks."""
     importlib.import_module(module)
 
     @once
     def found() -> list[dict[str, str]]:
-        return launch.run(examine, (module, *given), **ranks)
+        return launch.run(examine, (module, *given), dp=dp, tp=tp)
 
     @pytest.mark.parametrize("name", CHECKS[module])
     def test(name: str) -> None:

@@ -175,7 +175,8 @@ def an_infinity_on_one_rank_lets_all_scalers_skip_that_step(world: World) -> Non
     """Whether or not gradients are clipped, after `unscale_`, as torch's recipe has it."""
     grid = Grid.of(world)
     for clips in (False, True):
-        ends, norms = [], []
+        ends: list[list[Tensor]] = []
+        norms: list[list[float]] = []
         for scaled in (True, False):
             net, optimizer = made(grid)
             scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)

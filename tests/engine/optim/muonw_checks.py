@@ -37,8 +37,8 @@ def layers(number: int = 4) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(number)))
 
 
-def sharded(world: World, net: Any) -> Any:
-    return fully_shard(net, mesh=init_device_mesh("cpu", (world.size,), mesh_dim_names=("dp",)))
+def sharded(world: World, net: Any, mesh: Any = None) -> Any:
+    return fully_shard(net, mesh=mesh or init_device_mesh("cpu", (world.size,), mesh_dim_names=("dp",)))
 
 
 def parts_of(net: nn.Module) -> list[torch.Tensor]:
@@ -189,7 +189,7 @@ def warned(act: Callable[[], Any]) -> str:
 @check
 def a_pipelines_stages_do_not_decide_each_for_itself_without_a_word(world: World) -> None:
     mesh = init_device_mesh("cpu", (world.size, 1), mesh_dim_names=("pp", "dp"))["dp"]
-    plain, net, other, again = layers(), fully_shard(layers(), mesh=mesh), layers(), layers()
+    plain, net, other, again = layers(), sharded(world, layers(), mesh), layers(), layers()
     said = warned(lambda: DistributedMuon(split_parameters(plain), mesh))
     assert "dimension(s) pp" in said, said
     muonw, clipped, scaled = MuonW(net), *(DistributedMuon(split_parameters(model), mesh) for model in (other, again))

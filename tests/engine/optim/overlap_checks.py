@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of distributed Muon, on the case "abs
 
 def trained(
     case: Case, grid: Grid, schedule: type[DistributedMuon], **options: Any
-) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+) -> tuple[dict[str, Tensor], dict[Any, Any], int]:
     """Return parameters and momentum after training, our ledger, and how many collectives torch has dispatched."""
     parameters, optimizer = build(case, grid, schedule, **options)
     grid.ledger.clear()
