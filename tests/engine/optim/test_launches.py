@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -77,14 +76,3 @@ def test_two_parameters_on_one_memory_both_take_their_step(make: Any, dtype: tor
     moved[:6] += alone[0].detach() - 1
     moved[other] += alone[1].detach() - 1
     torch.testing.assert_close(memory, moved, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize("make", STEPPING)
-def test_an_array_for_a_rate_and_another_default_device_change_nothing(make: Any) -> None:
-    one, other = (nn.Parameter(torch.ones(6, 8)) for _ in range(2))
-    one.grad = other.grad = torch.randn(6, 8)
-    make([one], lr=0.1).step()
-    optimizer = make([other], lr=np.array(0.1))
-    with torch.device("meta"):
-        optimizer.step()
-    assert torch.equal(one, other)
