@@ -235,22 +235,6 @@ def test_matrices_of_one_shape_go_together_whatever_holds_them() -> None:
 # ---- Bad days ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("magnitude", [1e-7, 6e4])
-def test_a_model_narrowed_to_float16_halfway_trains_on_at_every_size_of_gradient(magnitude: float) -> None:
-    weights = [nn.Parameter(gaussian(6, 8).half().float()) for _ in range(2)]
-    optimizers = [Muon([w], lr=0.2, **exact()) for w in weights]
-    for step in range(8):
-        gradient = (gaussian(6, 8, seed=step + 1) * magnitude).half().clamp(-6e4, 6e4)
-        for w, optimizer in zip(weights, optimizers, strict=True):
-            w.grad = gradient.to(w.dtype)
-            optimizer.step()
-        if step == 0:
-            weights[1].data = weights[1].data.half()
-    assert torch.isfinite(weights[1]).all()
-    assert weights[1].dtype == torch.float16
-    assert distance(weights[1] - gaussian(6, 8), weights[0] - gaussian(6, 8)) < 1e-2
-
-
 def test_a_sparse_gradient_is_refused_by_name_before_anything_moves() -> None:
     first, table = parameters([(4, 4), (5, 3)])
     before = first.detach().clone()

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_math import Operations, distance, gaussian, message, quick
+from helpers_math import distance, gaussian, message, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils.flop_counter import FlopCounterMode
 from wide_products import WideProducts
@@ -30,7 +29,6 @@ from distmuon.optim.gram import (
     GramWorkspace,
     gram_iterate_,
     half_gram_iterate,
-    segments,
     strip_bounds,
 )
 from distmuon.optim.newton_schulz import (
@@ -130,26 +128,7 @@ def test_every_schedule_maps_singular_values_as_its_polynomials_do(name: str, fo
     torch.testing.assert_close(singular_values(found), wanted.sort(descending=True).values, rtol=1e-9, atol=1e-9)
 
 
-@either_form
-@pytest.mark.parametrize("shape", [(6, 15), LARGE_FOR_GRAM])
-def test_a_cubic_needs_no_square_of_the_gram_matrix(shape: tuple[int, int], form: str) -> None:
-    with FlopCounterMode(display=False) as counter:
-        newton_schulz(gaussian(*shape), 5, "cubic5", form=form)
-    assert counter.get_total_flops() == flops(shape, form=form, coefficients="cubic5")
-    if form == "standard":
-        assert flops(shape) - flops(shape, coefficients="cubic5") == 5 * 2 * shape[0] ** 3  # ten products, not fifteen
-
-
 # ---- Symmetries -------------------------------------------------------------------------------------------
-
-
-@quick(30)
-@given(sides, sides, seeds, st.sampled_from(["muon", "polar_express"]))
-def test_rotating_the_input_rotates_the_result(rows: int, columns: int, seed: int, coefficients: str) -> None:
-    matrix = gaussian(rows, columns, seed=seed, dtype=torch.float64)
-    q, r = orthogonal(rows, seed + 1), orthogonal(columns, seed + 2)
-    rotated = newton_schulz(q @ matrix @ r, coefficients=coefficients)
-    assert distance(rotated, q @ newton_schulz(matrix, coefficients=coefficients) @ r) < 1e-9
 
 
 @either_form
@@ -225,8 +204,6 @@ def test_float64_is_computed_in_float64_and_half_is_never_chosen(monkeypatch: py
     ("shape", "form", "dtype"),
     [
         ((8, 12), "auto", torch.float32),
-        ((2, 12, 8), "standard", torch.bfloat16),
-        ((8, 12), "gram", torch.float32),
         ((2, 12, 8), "gram", torch.float64),
     ],
 )
@@ -361,12 +338,6 @@ def test_unit_frobenius_divides_every_matrix_in_place() -> None:
         torch.testing.assert_close(torch.linalg.matrix_norm(unit), torch.ones(3, dtype=dtype))
 
 
-def test_where_no_number_may_be_looked_at_a_matrix_is_divided_by_its_norm_in_few_operations() -> None:
-    with FakeTensorMode(), Operations() as operations:
-        unit_frobenius_(torch.empty(3, 5, 7))
-    assert operations.count <= 12
-
-
 @either_form
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 4, 6), (2, 3, 6, 4), (2, 400, 500), (0, 3)])
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
@@ -410,15 +381,6 @@ def test_strips_and_mirrors_make_whole_products(shape: tuple[int, int]) -> None:
     assert len(strip_bounds(512, 600)) > 2
     found = newton_schulz(matrix, coefficients="polar_express", form="gram")
     assert distance(found, newton_schulz(matrix, coefficients="polar_express")) < 1e-12
-
-
-def test_two_steps_share_a_gram_matrix_and_every_later_one_has_its_own() -> None:
-    schedule = quintics("polar_express", 5)
-    assert [len(segment) for segment in segments(schedule)] == [2, 1, 1, 1]
-    assert [len(segment) for segment in segments(schedule, {3, 0, 5, 9})] == [3, 2]
-    for steps in (1, 2, 8):
-        every = quintics("polar_express", steps)
-        assert [quintic for segment in segments(every) for quintic in segment] == every
 
 
 # A zero of the polynomial, of what multiplies R, and of both: each at the mean eigenvalue of a matrix of equal ones
@@ -474,14 +436,12 @@ def no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_matrix_unit")
 def test_the_fast_form_is_gram_where_it_saves_more_operations_than_it_costs_starts() -> None:
     cpu, gpu, bf16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
-    for shape in ((1024, 4096), (4096, 1024), (512, 2048), (2048, 512), (512, 1024), (256, 4096)):
+    for shape in ((1024, 4096), (4096, 1024), (512, 1024), (256, 4096)):
         assert fast_form(shape, FIVE, bf16, cpu) == fast_form(shape, FIVE, torch.float32, cpu) == "gram"
         assert fast_form(shape, FIVE, torch.float64, cpu) == fast_form(shape, FIVE, torch.float16, cpu) == "standard"
-        assert fast_form(shape, FIVE, bf16, gpu) == "standard"
-    for shape in ((1024, 1024), (255, 9999), (9999, 64), (256, 1024), (384, 768), (2048, 2048), (12, 20)):
-        assert fast_form(shape, FIVE, bf16, cpu) == fast_form(shape, FIVE, bf16, gpu) == "standard"
-    for shape in ((4096, 11008), (8192, 28672)):
         assert fast_form(shape, FIVE, bf16, gpu) == "standard"  # measured
+    for shape in ((1024, 1024), (255, 9999), (256, 1024), (2048, 2048), (12, 20)):
+        assert fast_form(shape, FIVE, bf16, cpu) == "standard"
     assert fast_form((1024, 4096), [], bf16, cpu) == "standard"
 
 
@@ -627,13 +587,6 @@ def test_torchs_norm_divides_in_place_at_any_stride() -> None:
     torch.testing.assert_close(newton_schulz_(block, compute_dtype=torch.float32, norm="torch"), expected)
 
 
-def test_torchs_norm_depends_on_the_scale_where_the_safe_one_does_not() -> None:
-    tiny = gaussian(6, 8) * 1e-12
-    safe, torchs = (newton_schulz(tiny, compute_dtype=torch.float32, norm=norm) for norm in ("safe", "torch"))
-    assert singular_values(safe).min() > 0.5
-    assert singular_values(torchs).max() < 0.1
-
-
 # ---- Coefficients and errors ------------------------------------------------------------------------------
 
 
@@ -662,15 +615,11 @@ def test_polar_express_is_scaled_for_safety_and_then_polishes() -> None:
     [
         ("moun", 5, "'moun'"),
         ((), 5, "()"),
-        ([], 5, "[]"),
         ((1.0, 2.0), 5, "exactly three"),
-        ((1.0, 2.0, 3.0, 4.0), 5, "exactly three"),
         (((1.0, 2.0, 3.0), (1.0, 2.0)), 5, "exactly three"),
         ("muon", -1, "-1"),
         ("deepseek_v4", 5, "10"),
-        ("deepseek_v4", 12, "10"),
         ("cubic5", 4, "5 steps"),
-        ((1.0, 2.0, 3.0), -2, "-2"),
     ],
 )
 def test_coefficients_that_make_no_sense_are_refused_by_value(coefficients: Any, steps: int, names: str) -> None:
@@ -705,17 +654,14 @@ def test_what_it_cannot_take_is_refused_by_value(matrix: Tensor, options: dict[s
 
 @either_form
 @pytest.mark.parametrize("shape", [*SHAPES, LARGE_FOR_GRAM])
-@pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_the_flop_formula_counts_exactly_what_torch_counts(form: str, shape: tuple[int, int], steps: int) -> None:
+@pytest.mark.parametrize(("steps", "coefficients"), [(0, "muon"), (1, "muon"), (2, "muon"), (5, "muon"), (5, "cubic5")])
+def test_the_flop_formula_counts_exactly_what_torch_counts(
+    form: str, shape: tuple[int, int], steps: int, coefficients: str
+) -> None:
     for batch in (1, 3) if math.prod(shape) < 1000 else (1,):
         with FlopCounterMode(display=False) as counter:
-            newton_schulz(gaussian(batch, *shape), steps, compute_dtype=torch.float32, form=form)
-        assert counter.get_total_flops() == batch * flops(shape, steps, form)
-
-
-def test_the_flop_formula_is_what_one_counts_by_hand() -> None:
-    assert flops((2, 3), steps=1) == flops((3, 2), steps=1) == 4 * 4 * 3 + 2 * 8
-    assert flops((2, 3)) == 5 * flops((2, 3), steps=1)
+            newton_schulz(gaussian(batch, *shape), steps, coefficients, compute_dtype=torch.float32, form=form)
+        assert counter.get_total_flops() == batch * flops(shape, steps, form, coefficients=coefficients)
 
 
 def test_diagnostics_know_a_rotated_stretch() -> None:

@@ -137,23 +137,6 @@ def test_what_holds_no_matrix_of_its_module_is_refused(name: str, mark: str, say
         message(error)
 
 
-def test_explain_prints_one_line_with_the_reason_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
-    groups = split_parameters(Tiny(tied=False), explain=True)
-    *table, summary = capsys.readouterr().out.splitlines()
-    assert summary == "Muon 128 elements (51.8%) of 2 parameters, AdamW 119 (48.2%) of 8; 1 frozen ones are left out"
-    lines = {line.split()[0]: line for line in table}
-    assert sorted(lines) == sorted(names(groups, "muon") + names(groups, "adamw"))
-    for name, words in {
-        "embed.weight": ["10x4", "adamw", "embedding"],
-        "block.up.weight": ["8x4", "muon", "hidden matrix"],
-        "block.up.bias": ["8", "adamw", "1-D"],
-        "block.conv.weight": ["4x8x3", "muon", "convolution"],
-        "gain": ["adamw", "0-D"],
-        "head.weight": ["10x4", "adamw", "output head"],
-    }.items():
-        assert all(word in lines[name] for word in words), lines[name]
-
-
 def test_explain_asks_of_a_weight_that_may_hold_query_key_and_value(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.ModuleDict({"attn": nn.ModuleDict({"qkv": nn.Linear(4, 12), "proj": nn.Linear(4, 4)})})
     model["torch"] = nn.MultiheadAttention(4, 2)
