@@ -132,7 +132,7 @@ FIRST = (  # a long one dealt last is alone
     "test_train",
     "test_checkpoint",
     "test_main_job",
-    "test_overlap",
+    "test_muonw",
     "test_several_matrices",
     "test_distributed_muon",
 )
