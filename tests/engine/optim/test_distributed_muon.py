@@ -1,7 +1,6 @@
 """Distributed Muon, and ZeRO-1 beside it, on real grids (see sharded_checks.py) and on a grid of one rank."""
 
 import copy
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,21 +47,6 @@ def test_the_state_of_another_map_is_refused_and_changes_nothing(what: str, othe
         optimizer.load_state_dict(saver.state_dict())
     message(error)
     assert same(before, optimizer.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("dtype", "options", "says"),
-    [
-        (torch.float32, {"publish": "weights"}, "publish is 'weights'; choose one of parameters, updates."),
-        (torch.float32, {"publish": "updates"}, "needs Muon's matrices in buckets of their own"),
-        (torch.bfloat16, {"publish": "updates", "strategy": "owner"}, "needs parameters that are their own masters"),
-    ],
-)
-def test_updates_are_published_only_where_every_rank_can_take_them(
-    dtype: torch.dtype, options: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)):
-        cases.build(SMALL.of_dtype(dtype), Grid.alone(), bucket_size=10_000, **options)
 
 
 # ---- On a grid of one rank --------------------------------------------------------------------------------
@@ -134,6 +118,11 @@ def named(name: str, tensor: Tensor) -> list[tuple[str, nn.Parameter]]:
         (ValueError, "'b' is given twice .*'a'",
          lambda: build([{"params": [("a", p := matrix())]}, {"params": [("b", p)], "algorithm": "adamw"}])()),
         (ValueError, "two parameters are named 'a'", build([("a", matrix()), ("a", matrix())])),
+        (ValueError, "publish is 'weights'; choose one of parameters, updates", build([matrix()], publish="weights")),
+        (ValueError, "needs Muon's matrices in buckets of their own",
+         lambda: cases.build(SMALL, Grid.alone(), bucket_size=10_000, publish="updates")),
+        (ValueError, "needs parameters that are their own masters",
+         lambda: cases.build(SMALL.of_dtype(torch.bfloat16), Grid.alone(), publish="updates", strategy="owner")),
         (ValueError, "'flat' has 1 dimension.*AdamW", build(named("flat", torch.ones(3)))),
         (ValueError, "'unreal' has dtype 'complex64'",
          build([{"params": named("unreal", 1j * torch.ones(3)), "algorithm": "adamw"}])),
