@@ -619,7 +619,7 @@ MATRIX = torch.ones(3, 4)
         (torch.ones(5), {}, r"needs matrices.*\(5,\)"),
         (torch.ones(()), {}, r"needs matrices.*\(\)"),
         (MATRIX.long(), {}, "torch.int64"),
-        (MATRIX.cfloat(), {}, "torch.complex64"),
+        (MATRIX.to(torch.complex64), {}, "torch.complex64"),
         (MATRIX, {"compute_dtype": "bf16"}, "compute_dtype is 'bf16'"),
         (MATRIX, {"compute_dtype": torch.float8_e4m3fn}, "compute_dtype is torch.float8_e4m3fn"),
         (MATRIX, {"form": "grams"}, "'grams'; choose one of"),
