@@ -123,6 +123,7 @@ HEARD = {  # what stage 0 alone has -> what its ranks hear, and those of stage 1
     "another norm": ("RankMismatchError: the stages", "RankMismatchError: the stages"),
     "steps": ("RankMismatchError: the stages", "RankMismatchError: the stages"),
     "one rank's rate": ("RankMismatchError: the options", "RankMismatchError: the stages"),
+    "a replica": ("RankMismatchError: the values of '0.weight'", "RankMismatchError: the stages"),
     "refused": ("ValueError: lr=0.1", "RankMismatchError: the stages"),
 }
 
@@ -139,6 +140,7 @@ def what_one_stage_cannot_do_all_leave_undone(world: World, choice: str) -> None
     set_gradients(model, 2 * stage * LAYERS, 0)
     if stage == 0:
         spoil(choice, model, optimizer, mesh.get_local_rank("dp"))
+    before = [p.detach().clone() for p in model.parameters()]
     said = ""
     try:
         optimizer.step()
