@@ -26,21 +26,7 @@ from muon_conformance.reference import MUON, Quintic
 
 Groups = list[dict[str, Any]]  # each with "params", a list of parameters, and options of its own
 DEFAULTS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95}  # what a check gives that asks for nothing else
-CALLED = {  # option -> what it is called here and there
-    "momentum": ("momentum", "mu", "beta", "beta1"),
-    "weight_decay": ("weight_decay", "wd"),
-    "steps": ("ns_steps", "num_ns_steps", "backend_steps", "steps"),
-    "coefficients": ("ns_coefficients", "coefficients"),
-    "scale": ("adjust_lr_fn", "adjust_lr"),
-    "epsilon": ("eps", "epsilon"),
-}
-SCALED_BY = {  # what classes call a scale -> ours
-    "original": "original",
-    "match_rms_adamw": "match_rms",
-    "match_rms": "match_rms",
-    "rms_norm": "match_rms",
-    "spectral_norm": "spectral",
-}
+SCALED_BY = {None: "original", "original": "original", "match_rms_adamw": "match_rms"}  # torch's adjust_lr_fn -> ours
 
 
 @dataclass(frozen=True)
@@ -165,39 +151,25 @@ def _version(module: str) -> str:
 
 
 def detect(kind: type[Optimizer]) -> Adapter:
-    """Return what a class claims by its signature: its defaults, where we know what they mean.
+    """Return what a class that takes torch.optim.Muon's arguments claims by their defaults.
 
     Raises ValueError where it cannot be made from parameters, lr, weight_decay and momentum.
     """
-    signature = inspect.signature(kind.__init__).parameters
-    names = {ours: next((n for n in theirs if n in signature), None) for ours, theirs in CALLED.items()}
-    required = [
-        name
-        for name, p in [*signature.items()][2:]
-        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and name != "lr"
-    ]
-    if "lr" not in signature or names["momentum"] is None or names["weight_decay"] is None or required:
+    _, _, *own = inspect.signature(kind.__init__).parameters.values()  # besides self and the parameters
+    given = {p.name: p.default for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    required = [name for name, default in given.items() if default is inspect.Parameter.empty and name != "lr"]
+    if required or not given.keys() >= DEFAULTS.keys():
         wants = f"wants {', '.join(required)}" if required else "takes no lr, weight_decay and momentum"
         raise ValueError(
             f"{kind.__name__} {wants}; write an Adapter, which says how it is made: --optimizer file.py:name."
         )
-    default = {ours: signature[name].default for ours, name in names.items() if name is not None}
-    coefficients, steps = default.get("coefficients", MUON), default.get("steps", 5)
-    rule = default.get("scale", inspect.Parameter.empty)
-    rule = "original" if rule is None and names["scale"] == "adjust_lr_fn" else rule  # torch's default
-    nesterov = signature["nesterov"].default if "nesterov" in signature else None
     return Adapter(
         kind,
-        option_names={name: str(names[name]) for name in ("momentum", "weight_decay") if names[name] != name},
-        nesterov=nesterov if isinstance(nesterov, bool) else None,
-        coefficients=coefficients if _is_quintic(coefficients) else MUON,
-        steps=steps if isinstance(steps, int) else 5,
-        scale=SCALED_BY.get(rule) if isinstance(rule, str) else None,
-        epsilon=default.get("epsilon") if isinstance(default.get("epsilon"), float) else None,
-        flags=[{flag: True} for flag in ("foreach", "fused") if flag in signature],
+        nesterov=given.get("nesterov"),
+        coefficients=given.get("ns_coefficients", MUON),
+        steps=given.get("ns_steps", 5),
+        scale=SCALED_BY.get(given["adjust_lr_fn"]) if "adjust_lr_fn" in given else None,
+        epsilon=given.get("eps"),
+        flags=[{flag: True} for flag in ("foreach", "fused") if flag in given],
         name=kind.__name__,
     )
-
-
-def _is_quintic(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 3 and all(isinstance(x, int | float) for x in value)

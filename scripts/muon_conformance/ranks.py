@@ -24,8 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from muon_conformance.adapter import Adapter, load
 from muon_conformance.kit import CHECKS, Breach, Check, Subject, Unclaimed, said
@@ -47,54 +45,6 @@ class World(NamedTuple):
     rank: int
     size: int
     device: str = "cpu"
-
-
-# ---- What is sent -----------------------------------------------------------------------------------------
-
-# In a ring of n ranks each sends n - 1 chunks, of n in all, and twice to reduce everywhere; by parts of torch's names.
-ONCE = ("all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "broadcast")
-TWICE = ("all_reduce", "allreduce")
-SILENT = ("barrier", "recv", "wait_tensor", "_wrap_tensor_autograd")  # they send nothing to speak of
-
-
-class Traffic(TorchDispatchMode):
-    """Counts collectives, and what this rank sends in them; names those that it has no formula for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls, self.sent_bytes = 0, 0
-        self.uncounted: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor first: it calls collectives, and this mode would be off while it does
-        result, name = func(*args, **(kwargs or {})), func._schema.name
-        if func.namespace in ("c10d", "_c10d_functional") and not any(word in name for word in SILENT):
-            names = [argument.name for argument in func._schema.arguments]
-            self._count(name, dict(zip(names, args, strict=False)) | (kwargs or {}), result)
-        return result
-
-    def _count(self, name: str, given: dict[str, Any], result: Any) -> None:
-        if "process_group" in given:
-            group = dist.ProcessGroup.unbox(given["process_group"])
-        else:
-            group = torch._C._distributed_c10d._resolve_process_group(given["group_name"])
-        times = 2 * any(word in name for word in TWICE) or 1 * any(word in name for word in ONCE)
-        if not times and not name.endswith("::send"):
-            self.uncounted.add(name)
-        elif group.size() > 1:
-            self.calls += 1
-            size = max(map(_bytes_of, [*given.values(), result]))  # the payload is in what goes in or in what comes out
-            if not times:
-                self.sent_bytes += size
-            elif splits := given.get("input_split_sizes"):  # of an all-to-all: what is for itself is not sent
-                self.sent_bytes += (sum(splits) - splits[group.rank()]) * given["input"].element_size()
-            else:
-                self.sent_bytes += times * (group.size() - 1) * -(-size // group.size())
-
-
-def _bytes_of(value: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
 
 
 # ---- On every rank ----------------------------------------------------------------------------------------
@@ -129,7 +79,7 @@ def _meet(store: dist.Store, where: str, rank: int, size: int, timeout: float) -
 
 
 def _train(world: World, adapter: Adapter, name: str) -> Facts:
-    """Return this rank's part of the movement and of its difference from one process, and what a step sends."""
+    """Return this rank's part of the movement and of its difference from one process."""
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # its advice on speed is the optimizer's
     torch.set_num_threads(1)
     placement = PLACEMENTS[name]
@@ -146,17 +96,14 @@ def _train(world: World, adapter: Adapter, name: str) -> Facts:
             optimizer.step()
 
     optimizer = adapter.optimizer_on(world, mesh, named.values())
-    with Traffic() as traffic:
-        take(range(1))
-    take(range(1, STEPS // 2))
+    take(range(STEPS // 2))
     if placement.resumed:
         state = optimizer.state_dict()
         optimizer = adapter.optimizer_on(world, mesh, named.values())
         optimizer.load_state_dict(state)
     take(range(STEPS // 2, STEPS))
     wholes = _on_one_process(adapter, begun)
-    facts: Facts = {"calls": traffic.calls, "sent_bytes": traffic.sent_bytes, "uncounted": sorted(traffic.uncounted)}
-    facts |= {"movement": [], "difference": [], "replicas": {}}
+    facts: Facts = {"movement": [], "difference": [], "replicas": {}}
     for (n, p), whole in zip(named.items(), wholes, strict=True):
         local = p.to_local().detach() if isinstance(p, DTensor) else p.detach()
         elements = held(torch.arange(p.numel()).view(p.shape), p)  # that this rank holds, by their numbers
@@ -243,21 +190,17 @@ def _compared(facts: Sequence[Facts], subject: Subject) -> tuple[str, str]:
         torch.tensor([one[what] for one in facts], dtype=torch.float64).sum(0) for what in ("movement", "difference")
     )
     off = float((difference / movement).sqrt().max())
-    calls, sent = (max(one[what] for one in facts) for what in ("calls", "sent_bytes"))
-    subject.numbers |= {"distance": off, "calls": calls, "sent_bytes": sent}
-    traffic = f"{calls} collectives and {sent:,} bytes from the busiest rank in a step"
-    uncounted = sorted({name for one in facts for name in one["uncounted"]})
-    traffic += f", {' and '.join(uncounted)} not counted" if uncounted else ""
+    subject.numbers |= {"distance": off}
     held: dict[str, set[int]] = {}
     for one in facts:
         for what, digest in one["replicas"].items():
             held.setdefault(what, set()).add(digest)
     drifted = [what.partition(" ")[0] for what, digests in held.items() if len(digests) > 1]
     if drifted:
-        return f"ranks that hold the same part of {drifted[0]} end with different numbers ({traffic}).", ""
+        return f"ranks that hold the same part of {drifted[0]} end with different numbers.", ""
     if not off <= subject.tolerance:
-        return f"a matrix is {off:.2g} of its movement from where one process takes it ({traffic}).", ""
-    return "", f"as on one process, {f'up to {off:.0e}' if off else 'to the bit'}; {traffic}."
+        return f"a matrix is {off:.2g} of its movement from where one process takes it.", ""
+    return "", f"as on one process, {f'up to {off:.0e}' if off else 'to the bit'}."
 
 
 WHYS = {

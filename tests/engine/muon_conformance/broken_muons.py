@@ -139,12 +139,6 @@ class DecaysTheGradient(PlainSteps):
         super().move(p, group | {"weight_decay": 0.0})
 
 
-@caught_by("decoupled weight decay")
-class DecaysWithoutTheLearningRate(PlainSteps):
-    def decay(self, p: Tensor, group: dict[str, Any]) -> None:
-        p.mul_(1 - group["weight_decay"])
-
-
 @caught_by("decay in bf16")
 class RoundsDecayByItself(PlainSteps):
     def rounded(self, p: Tensor) -> AbstractContextManager[Tensor]:
@@ -187,12 +181,6 @@ class LooksNotAhead(PlainSteps):
     nesterov = False
 
 
-@caught_by("golden numbers")
-class ForgetsHalf(PlainSteps):
-    def move(self, p: Tensor, group: dict[str, Any]) -> None:
-        super().move(p, group | {"momentum": group["momentum"] / 2})
-
-
 @caught_by("the momentum buffer")
 class Averages(PlainSteps):
     kind = "average"
@@ -204,21 +192,9 @@ class ScalesByTheShorterSide(PlainSteps):
         return 0.2 * min(p.shape) ** 0.5
 
 
-@caught_by("the scale of every shape")
-class ScalesLikeJordan(PlainSteps):
-    def factor(self, p: Tensor) -> float:
-        return scale(p.shape, "original")
-
-
 @caught_by("singular values")
 class StopsEarly(PlainSteps):
     steps = 4
-
-
-@caught_by("singular values")
-class OrthogonalizesHalves(PlainSteps):
-    def orthogonal(self, u: Tensor) -> Tensor:
-        return torch.cat([super(OrthogonalizesHalves, self).orthogonal(half) for half in u.chunk(2)])
 
 
 @caught_by("a zero gradient")
@@ -231,12 +207,6 @@ class DividesByZero(PlainSteps):
 class SwallowsNaN(PlainSteps):
     def gradient_of(self, p: Tensor) -> Tensor | None:
         return None if p.grad is None else p.grad.nan_to_num()
-
-
-@caught_by("a NaN is not swallowed")
-class SkipsNaNSilently(PlainSteps):
-    def gradient_of(self, p: Tensor) -> Tensor | None:
-        return None if p.grad is None or p.grad.isnan().any() else p.grad
 
 
 # ---- Conventions ------------------------------------------------------------------------------------------
@@ -378,11 +348,6 @@ class NeverReturnsOnOneRank(PlainSteps):
         if isinstance(u, DTensor) and u.device_mesh.get_local_rank():
             threading.Event().wait()
         return super().orthogonal(u)
-
-
-@caught_by("2 ranks: plain tensors, a gradient of its own on each rank", placements=("own",))
-class StepsOnItsOwnGradient(PlainSteps):
-    pass
 
 
 @caught_by("2 ranks: plain tensors, a gradient of its own on each rank", placements=("own",))
