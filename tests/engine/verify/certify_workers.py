@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from distmuon import DistributedMuon, Grid, Muon, MuonW, Zero1AdamW, certify, split_parameters
 from distmuon.launch import World
 from distmuon.models.networks import ALONE, Transformer, initial_weights
-from distmuon.optim.strategies.gather_all import GatherAll
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.layout import Bucket
 from distmuon.sharding.tensor_parallel import load_slices
@@ -128,23 +127,6 @@ class WrongScale(DistributedMuon):
         super().apply(buckets, {index: 1.01 * update.double() for index, update in updates.items()})
 
 
-class OneRankScaled(DistributedMuon):
-    def apply(self, buckets: Any, updates: Mapping[int, Tensor]) -> None:
-        factor = 1.01 if self.grid.dp.rank == 1 else 1.0
-        super().apply(buckets, {index: factor * update.double() for index, update in updates.items()})
-
-
-class Rolled(GatherAll):
-    def unpack(self, bucket: Bucket, gathered: Tensor, indices: Collection[int]) -> dict[int, Tensor]:
-        return super().unpack(bucket, gathered.roll(bucket.shard_size), indices)
-
-
-def another_ranks_momentum(*given: Any, **options: Any) -> DistributedMuon:
-    optimizer = DistributedMuon(*given, **options)
-    optimizer.strategy = Rolled(optimizer.strategy.context)
-    return optimizer
-
-
 class Stale(DistributedMuon):
     def all_gather(self, bucket: Bucket) -> None:
         super().all_gather(bucket)
@@ -180,8 +162,6 @@ SOUND: dict[str, Case] = {
 }
 WRONG: dict[str, Case] = {
     "wrong scale": (Tied, muon(WrongScale), {}),
-    "one rank's update": (Tied, muon(OneRankScaled), {}),
-    "another rank's momentum": (Tied, muon(another_ranks_momentum), {}),
     "stale rank": (Tied, muon(Stale), {}),
     "talkative": (Tied, muon(Talkative), {}),
     "one owner": (Tied, on_fsdp(OneOwnerScaled), {}),
@@ -189,7 +169,6 @@ WRONG: dict[str, Case] = {
 }
 OVER_TP: dict[str, Case] = {
     "DistributedMuon": (cut, muon(), {"micro_batches": 2}),
-    "owner": (cut, muon(strategy="owner"), {}),
     "blockwise": (cut, muon(strategy="blockwise"), {}),
     "FSDP2": (pairs, on_fsdp_over_tp, {}),
 }

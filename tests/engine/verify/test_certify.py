@@ -14,8 +14,6 @@ from distmuon import Grid, certify, launch
 ROWS = {"exact", "float64", "replicas", "bytes"}  # and those beside a control
 WRONG = {  # the rows that must fail; what the coarse float32 row sees is luck
     "wrong scale": {"exact", "float64", "unrounded"},
-    "one rank's update": {"exact", "float64", "unrounded"},
-    "another rank's momentum": {"exact", "float64", "unrounded"},
     "stale rank": {"exact", "float64", "unrounded", "replicas"},
     "talkative": {"bytes"},
     "one owner": {"exact", "float64", "unrounded"},
