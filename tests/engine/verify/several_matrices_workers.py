@@ -7,19 +7,15 @@ from typing import Any
 import optimizer_cases
 import pytest
 import torch
-from optimizer_cases import Case, build, give, go_on, restore, saved, several, train_sharded, values
+from optimizer_cases import Case, build, go_on, restore, saved, several, train_sharded, values
 from torch import nn
 
 from distmuon.launch import World
-from distmuon.optim import distributed_muon, muon, strategies
+from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.overlap import PipelinedMuon
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import ParamSpec
-from distmuon.sharding.matrices import MatrixLayout, parts
 from distmuon.sharding.tensor_parallel import mark
-from distmuon.verify.memory_tracker import StorageTracker
-from distmuon.verify.prediction import predict_transient
 
 DTYPES = {"float32": (torch.float32,), "mixed": (torch.bfloat16, torch.float32), "float64": (torch.float64,)}
 IN_BLOCKS = ("blockwise", "periodic")  # other optimizers than Muon; the second in the few steps made here
@@ -56,7 +52,6 @@ def facts(world: World) -> dict[str, Any]:
         "values": found,
         "resumed": {name: resume(grid, name) for name in ("gather_all", "owner")},
         "refused": refused(grid),
-        "memory": {name: memory(grid, name) for name in strategies.names()},
     }
 
 
@@ -70,19 +65,6 @@ def refused(grid: Grid) -> str:
     return ""
 
 
-def memory(grid: Grid, strategy: str) -> tuple[int, int]:
-    """Return (peak bytes of the second step, their bound)."""
-    case = several(grid.tp.size, k=8)
-    parameters, optimizer = build(case, grid, strategy=strategy, compute_dtype=torch.float32, batched=True)
-    assert isinstance(optimizer, DistributedMuon)
-    for step in range(2):
-        give(case, grid, parameters, step)
-        with StorageTracker() as tracker:
-            optimizer.step()
-    layout, muon = optimizer.buffers.layout, list(optimizer.muon)
-    return tracker.peak, predict_transient(layout, grid.tp.size, grid.dp.rank, muon, strategy)
-
-
 def resume(grid: Grid, strategy: str) -> bool:
     """Return whether a run that was saved after two steps and loaded goes on to the bit."""
     case = absent(grid.tp.size)
@@ -93,41 +75,3 @@ def resume(grid: Grid, strategy: str) -> bool:
         go_on(case, grid, parameters, optimizer, range(2, 3))
     ours, theirs = (values(parameters) for parameters, _ in runs)
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def broken(world: World, mutant: str) -> dict[str, set[str]]:
-    """Return, by strategy, the parameters that end elsewhere on this rank when one thing is wrong."""
-    grid, found = Grid.of(world), {}
-    case = several(grid.tp.size, rows=True)
-    for strategy in ("gather_all", "owner"):
-        right = train_sharded(case, grid, strategy=strategy).values
-        with pytest.MonkeyPatch.context() as patch:
-            MUTANTS[mutant](patch)
-            wrong = train_sharded(case, grid, strategy=strategy).values
-        found[strategy] = {name for name in right if not torch.equal(right[name], wrong[name])}
-    return found
-
-
-def _one_block(patch: pytest.MonkeyPatch) -> None:
-    healthy = ParamSpec.division
-    patch.setattr(ParamSpec, "division", lambda *given: MatrixLayout(healthy(*given).matrices))
-
-
-def _another_order(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(muon, "parts", lambda matrices, shape: parts(matrices, shape)[::-1])
-
-
-def _one_scale(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(distributed_muon, "scale", lambda shape, kind: muon.scale((32, 6), kind))
-
-
-def _no_gather(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ParamSpec, "tp_local_matrices", property(lambda spec: spec.tp_split_dim is not None))
-
-
-MUTANTS = {
-    "the blocks are taken for the parts": _one_block,
-    "the parts come in another order": _another_order,
-    "the scale is that of the parameter": _one_scale,
-    "TP is asked for nothing": _no_gather,
-}

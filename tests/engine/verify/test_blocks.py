@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from distmuon import launch
 from distmuon.optim.distributed_muon import DistributedMuon
-from distmuon.optim.muon import Muon
 from distmuon.optim.newton_schulz import newton_schulz
 from distmuon.optim.strategies import periodic
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import mark
 from distmuon.verify.blocks import BlockMuon, block_options
 
-GRIDS = [(4, 1), (2, 2), (1, 4), (3, 1)]
-on_every_grid = pytest.mark.parametrize(("dp", "tp"), GRIDS)
+on_every_grid = pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])
 
 
 @once
@@ -63,8 +61,7 @@ def test_periodic_ends_to_the_bit_where_one_process_in_blocks_does(dp: int, tp: 
     expected = alone(name, dp, tp, blocks=tp)
     assert different(dp, tp, name, expected) == set()
     if name == "small":
-        for other in ("buckets of 1", "buckets of 10000", "updates"):
-            assert different(dp, tp, other, expected) == set(), other
+        assert different(dp, tp, "one bucket", expected) == different(dp, tp, "updates", expected) == set()
 
 
 @on_every_grid
@@ -74,9 +71,9 @@ def test_blockwise_and_a_period_that_never_ends_are_one_process_in_blocks(dp: in
 
 
 @on_every_grid
-def test_whole_in_every_step_it_is_muon_and_otherwise_not(dp: int, tp: int) -> None:
+def test_where_tp_cuts_a_matrix_it_is_not_muon(dp: int, tp: int) -> None:
+    """`test_certificate` holds it against Muon where every step is whole."""
     muon = alone("plain", dp, tp)
-    assert different(dp, tp, "every step", muon) == set()
     cut = {w.name for w in SMALL.weights if w.dim is not None and len(w.shape) == 2}
     for name in ("small", "never", "blockwise"):
         assert different(dp, tp, name, muon) == (cut if tp > 1 else set()), name
@@ -86,41 +83,15 @@ def test_whole_in_every_step_it_is_muon_and_otherwise_not(dp: int, tp: int) -> N
 
 
 @on_every_grid
-@pytest.mark.parametrize("kind", ["skipped", "pipelined"])
-def test_a_skipped_step_is_none_and_a_schedule_changes_nothing(dp: int, tp: int, kind: str) -> None:
+def test_a_skipped_step_is_none_a_schedule_changes_nothing_and_a_resumed_run_goes_on(dp: int, tp: int) -> None:
     for rank in facts(dp, tp):
-        assert all(torch.equal(*both) for both in rank[kind].values())
-
-
-@on_every_grid
-@pytest.mark.parametrize("name", ["small", "bf16 and fp32", "float64"])
-def test_a_resumed_run_is_the_uninterrupted_one(dp: int, tp: int, name: str) -> None:
-    for rank in facts(dp, tp):
-        assert all(torch.equal(*both) for both in rank["resumed"][name].values())
+        for runs in (rank["skipped"], rank["pipelined"], rank["resumed"]):
+            assert all(torch.equal(*both) for both in runs.values())
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4]), (7, [])])
 def test_every_kth_step_is_whole(every: int, expected: list[int]) -> None:
     assert [step + 1 for step in range(6) if periodic.is_whole(step, every)] == expected
-
-
-# ---- Bytes and memory -------------------------------------------------------------------------------------
-
-
-@on_every_grid
-def test_a_whole_step_sends_what_owner_sends_and_a_block_step_nothing_over_tp(dp: int, tp: int) -> None:
-    for rank in facts(dp, tp):
-        owner, every_step, every_second = (rank["ledgers"][every] for every in (None, 1, 2))
-        assert every_step == owner
-        assert every_second == [{}, owner[1], {}, owner[3]]
-        assert bool(owner[0]) == (tp > 1)
-
-
-@on_every_grid
-def test_memory_stays_under_its_bound_in_both_kinds_of_step(dp: int, tp: int) -> None:
-    peaks = [peak for rank in facts(dp, tp) for peak in rank["memory"]]
-    assert all(peak <= bound for peak, bound in peaks)
-    assert max(peak / bound for peak, bound in peaks) >= 0.4
 
 
 # ---- Its learning rates -----------------------------------------------------------------------------------
@@ -146,35 +117,6 @@ def test_by_its_shape_a_block_keeps_the_rms_of_the_update(dim: int, ratio: float
     assert 1 / math.sqrt(4) <= ratio <= 1
 
 
-def test_batching_blocks_of_equal_shape_changes_no_more_than_rounding() -> None:
-    found = []
-    for batched in (True, False):
-        parameters = [
-            mark(nn.Parameter(cases.synthetic(f"p{i}", (8, 8), torch.float64)), dim)
-            for i, dim in enumerate((0, 1, 0, None))
-        ]
-        optimizer = BlockMuon(parameters, blocks=2, whole_every=2, batched=batched)
-        for step in range(3):
-            for i, p in enumerate(parameters):
-                p.grad = cases.synthetic(f"g{i} {step}", (8, 8), torch.float64)
-            optimizer.step()
-        found.append([p.detach() for p in parameters])
-    for mine, theirs in zip(*found, strict=True):
-        assert distance(mine, theirs) < 1e-12
-
-
-def test_in_one_block_it_is_muon() -> None:
-    found = []
-    for make in (Muon, BlockMuon):
-        p = mark(nn.Parameter(cases.synthetic("p", (6, 4), torch.float32)), 0)
-        optimizer = make([p], lr=0.1)
-        for step in range(2):
-            p.grad = cases.synthetic(f"g {step}", (6, 4), torch.float32)
-            optimizer.step()
-        found.append(p.detach())
-    assert torch.equal(*found)
-
-
 # ---- Nonsense ---------------------------------------------------------------------------------------------
 
 
@@ -186,9 +128,7 @@ def matrix(**group: Any) -> list[dict[str, Any]]:
     ("make", "says"),
     [
         (lambda: by("periodic", whole_every=0), "whole_every is 0; give a number of steps, 1 or more."),
-        (lambda: by("periodic", whole_every=2.5), "whole_every is 2.5; give a number of steps, 1 or more."),
         (lambda: by("periodic", whole_every=True), "whole_every is True; give a number of steps, 1 or more."),
-        (lambda: by("periodic", whole_every=None), "whole_every is None; give a number of steps, 1 or more."),
         (lambda: by("periodic", block_lr_ratio=0.0), "block_lr_ratio is 0.0; give 'shape' or a positive number."),
         (lambda: by("periodic", block_lr_ratio="rms"), "block_lr_ratio is 'rms'; give 'shape' or a positive number."),
         (
