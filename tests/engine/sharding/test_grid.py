@@ -23,14 +23,12 @@ RANKS = torch.arange(work.RANKS)
 GRIDS = {  # the ranks as they should stand, [grids, D, T]
     "mesh": RANKS.view(1, 4, 2),
     "tp first": RANKS.view(1, 2, 4).mT,
-    "not contiguous": RANKS.view(1, 4, 2).mT,
     "dp alone": RANKS.view(1, 8, 1),
     "tp alone": RANKS.view(2, 1, 4),
     "part of a mesh": RANKS.view(2, 2, 2),
     "scattered part": RANKS.view(2, 2, 2).movedim(1, 0),
     "groups": RANKS.view(1, 2, 4),
     "one group": RANKS.view(1, 8, 1),
-    "a grid": RANKS.view(1, 2, 4),
 }
 REFUSALS = {
     "other names": r"ValueError: the mesh has dimension\(s\) replicas, model besides dp and tp; give Grid.of_groups\(",
@@ -63,13 +61,12 @@ def test_every_rank_stands_where_the_mesh_has_put_it(form: str) -> None:
         assert place["device"] == torch.device("cpu")
 
 
-@pytest.mark.parametrize("form", GRIDS)
+@pytest.mark.parametrize("form", work.TRAINED)
 def test_what_it_trains_is_what_one_process_trains_to_the_bit(form: str) -> None:
-    _, d, t = GRIDS[form].shape
     for rank, found in enumerate(facts()):
         _, _, tp_rank = (GRIDS[form] == rank).nonzero()[0].tolist()
         for weight in work.CASE.weights:
-            mine = cases.cut(found["wanted"][d, t][weight.name], weight.dim, t, tp_rank)
+            mine = cases.cut(found["wanted"][form][weight.name], weight.dim, GRIDS[form].shape[2], tp_rank)
             assert torch.equal(found["trained"][form][weight.name], mine), (rank, weight.name)
 
 

@@ -1,11 +1,6 @@
 """The virtual map: ranges, buckets, shards, pack and unpack, without torch and without a process."""
 
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout, ParamSpec, Range, gradient_dtype, plan
-
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 families = st.sampled_from(["float32", "bfloat16"])
@@ -77,21 +70,12 @@ def shard_and_reassemble(
     return [flat.reshape(spec.shape) for flat, spec in zip(whole, layout.specs, strict=True)]
 
 
-# ---- Ranges -----------------------------------------------------------------------------------------------
-
-
 @quick(300)
 @given(ranges, ranges)
 def test_an_intersection_holds_exactly_the_common_elements_and_lies_inside(a: Range, b: Range) -> None:
     common = a.intersect(b)
     assert set(range(*common)) == set(range(*a)) & set(range(*b))
     assert a.start <= common.start <= common.end <= a.end
-
-
-def test_relative_to_moves_the_origin_and_keeps_the_size() -> None:
-    assert Range(7, 12).relative_to(5) == Range(2, 7)
-    assert Range(7, 12).relative_to(5).size == 5
-    assert list(range(20))[Range(7, 12).as_slice] == [7, 8, 9, 10, 11]
 
 
 # ---- The map ----------------------------------------------------------------------------------------------
@@ -186,17 +170,6 @@ def test_gradients_are_float32_or_wider() -> None:
     }
 
 
-# ---- Pack and unpack --------------------------------------------------------------------------------------
-
-
-@quick(150)
-@given(layouts)
-def test_unpacking_the_packed_shards_gives_every_parameter_back(layout: Layout) -> None:
-    values = values_of(layout)
-    for rebuilt, value in zip(shard_and_reassemble(layout, values, np.nan), values, strict=True):
-        np.testing.assert_array_equal(rebuilt, value)
-
-
 @quick(100)
 @given(layouts, ranks, bucket_sizes, st.sampled_from([0.0, np.nan, np.inf]))
 def test_an_elementwise_step_gives_the_same_for_any_ranks_bucket_size_and_padding(
@@ -213,18 +186,6 @@ def test_an_elementwise_step_gives_the_same_for_any_ranks_bucket_size_and_paddin
         np.testing.assert_array_equal(a, 0.9 * value + 1.0)
 
 
-# ---- Everyone sees the same map ---------------------------------------------------------------------------
-
-
-@quick(100)
-@given(specs_lists, ranks, bucket_sizes)
-def test_any_process_computes_the_view_of_any_rank(specs: list[ParamSpec], dp: int, bucket_size: int) -> None:
-    mine, theirs = plan(specs, dp, bucket_size), plan(list(specs), dp, bucket_size)
-    bucket_of = home(theirs)
-    for rank in range(dp):
-        assert mine.view(rank) == [theirs.meta(bucket_of[i], i, rank) for i in range(len(specs))]
-
-
 @quick(150)
 @given(layouts)
 def test_owners_are_the_ranks_whose_local_range_is_not_empty(layout: Layout) -> None:
@@ -232,16 +193,6 @@ def test_owners_are_the_ranks_whose_local_range_is_not_empty(layout: Layout) -> 
     for index, bucket in home(layout).items():
         owned_by = [rank for rank, view in enumerate(views) if view[index].owned]
         assert list(layout.owners(bucket, index)) == owned_by
-
-
-@quick(100)
-@given(layouts)
-def test_global_buffer_size_gives_padded_length_and_offset_of_every_bucket(layout: Layout) -> None:
-    sizes = layout.global_buffer_size
-    assert [sum(padded for padded, _ in buckets) for buckets in sizes] == [buffer.size for buffer in layout.buffers]
-    for buckets in sizes:
-        for (padded, offset), (_, next_offset) in pairwise(buckets):
-            assert offset + padded == next_offset
 
 
 def test_the_full_shape_multiplies_the_split_dimension_only() -> None:
@@ -268,11 +219,6 @@ def test_a_model_of_empty_parameters_or_of_none_makes_an_empty_buffer_or_none() 
     assert only_empty.global_buffer_size == [[(0, 0)]]
     assert list(only_empty.owners(only_empty.buckets[0], 0)) == []
     assert plan([], 3).view(2) == []
-
-
-def test_ranks_beyond_the_elements_own_nothing() -> None:
-    layout = plan([ParamSpec("w", (2,), "float32")], dp=5)
-    assert [layout.view(rank)[0].owned for rank in range(5)] == [True, True, False, False, False]
 
 
 def test_the_table_has_a_heading_and_one_line_per_parameter() -> None:
@@ -306,26 +252,3 @@ def test_a_rank_outside_the_group_is_refused_in_one_sentence(rank: int) -> None:
     with pytest.raises(ValueError, match=f"dp_rank is {rank}, .* 0 to 3") as error:
         small().view(rank)
     message(error)
-
-
-def test_the_map_needs_no_torch() -> None:
-    code = "import sys, distmuon.sharding.layout; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SCRIPTS)}, check=True)
-
-
-def test_a_hundred_thousand_parameters_on_a_thousand_ranks_add_up() -> None:
-    shapes = [(64, 48), (48,), (17, 3), (), (0, 8)]
-    specs = [ParamSpec(f"p{i}", shapes[i % len(shapes)], "float32") for i in range(100_000)]
-    layout = plan(specs, dp=1024, bucket_size=1_000_000)
-    bucket_of = home(layout)
-    owned = Counter[int]()
-    for index, spec in enumerate(specs):
-        metas = {r: layout.meta(bucket_of[index], index, r) for r in layout.owners(bucket_of[index], index)}
-        assert sum(meta.local_range.size for meta in metas.values()) == spec.numel
-        for rank, meta in metas.items():
-            owned[rank] += meta.local_range.size
-    for rank in (0, 511, 1023):
-        assert sum(meta.local_range.size for meta in layout.view(rank)) == owned[rank]
-    assert owned.total() == sum(spec.numel for spec in specs)
-    shards = sum(bucket.shard_size for bucket in layout.buckets)
-    assert max(owned.values()) <= shards < min(owned.values()) + 1024 * len(layout.buckets)

@@ -15,7 +15,7 @@ from distmuon.sharding.collectives import Group
 from distmuon.sharding.ledger import Traffic, ring_bytes
 from distmuon.sharding.tensor_parallel import ColumnParallelLinear, RowParallelLinear, mark, tp_split_dim
 
-on_every_group = pytest.mark.parametrize("tp", [1, 2, 4])
+on_every_group = pytest.mark.parametrize("tp", [1, 4])
 
 
 @once
@@ -70,7 +70,7 @@ def test_a_row_parallel_layer_sums_to_the_whole_layer_and_adds_its_bias_once(tp:
 
 
 @on_every_group
-def test_layers_that_share_a_copy_of_their_input_sum_its_gradient_once(tp: int) -> None:
+def test_what_is_summed_over_tp_is_a_copy_and_layers_that_share_one_sum_its_gradient_once(tp: int) -> None:
     x = synthetic(*BATCH, INPUTS).requires_grad_()
     first, second = (work.whole_linear(False, seed=10 * seed)["weight"] for seed in range(2))
     ((x @ first.mT).square().sum() + (x @ second.mT).square().sum()).backward()
@@ -78,11 +78,6 @@ def test_layers_that_share_a_copy_of_their_input_sum_its_gradient_once(tp: int) 
     for found in facts(tp):
         assert torch.allclose(found["shared copy"]["x"], x.grad, rtol=1e-12, atol=1e-12)
         assert found["shared copy"]["collectives"] == (1 if tp > 1 else 0)
-
-
-@on_every_group
-def test_what_is_summed_over_tp_is_a_copy(tp: int) -> None:
-    for found in facts(tp):
         for name, (before, after) in found["inputs after"].items():
             assert torch.equal(before, after), name
 
