@@ -6,7 +6,6 @@ And what becomes of a test on a machine that lacks what it needs.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import multiprocessing
 import os
@@ -79,16 +78,6 @@ def scheduling(world: World) -> dict[int, int]:
     """Return the scheduling policy of every thread of this rank, by its id, once gloo has made its own."""
     who(world)
     return {int(thread): os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
-
-
-def run_unprivileged(number: int, directory: str, world: World, payload: bytes) -> Any:
-    """Run a rank, as `rank.run_local` does, where nobody may choose how its process is scheduled."""
-
-    def refuse_it(*given: Any) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    os.sched_setscheduler = refuse_it
-    return rank.run_local(number, directory, world, payload)
 
 
 def get_ready() -> None:

@@ -62,11 +62,23 @@ def idle(rank: int, directory: str, seconds: float) -> None:
     time.sleep(seconds)
 
 
+def until_asked(world: launch.World, what: str) -> str:
+    """Work until asked to stop; then save, need too long for it, or fail."""
+    world.report("working")
+    while not world.asked_to_stop():
+        time.sleep(0.01)
+    if what == "fail" and world.rank == 0:
+        raise OSError("no space left on this device")
+    time.sleep(1000 if what == "slow" else 0.5)  # what saving takes
+    return f"rank {world.rank} has saved"
+
+
 def main() -> int:
     session.PRELOAD[:] = worlds.WITHOUT_OPTIMIZERS
     parser = argparse.ArgumentParser()
     parser.add_argument("what")
     parser.add_argument("--culprit", type=int, default=1)
+    parser.add_argument("--stop-within", type=float, default=30.0)
     launch.add_arguments(parser, dp=2, tp=1)
     arguments = parser.parse_args()
     options: dict[str, Any] = launch.options(arguments)
@@ -82,6 +94,8 @@ def main() -> int:
         launch.run(count, on_rank0_result=(report, (1000 if arguments.what == "dwell" else 0,)), **options)
     elif arguments.what == "wait":
         launch.run(wait, **options)
+    elif arguments.what in ("heed", "slow", "fail"):
+        print("\n".join(launch.run(until_asked, (arguments.what,), **options, stop_within=arguments.stop_within)))
     elif arguments.what == "imports":
         try:
             launch.run(greet, **options)

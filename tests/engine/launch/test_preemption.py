@@ -12,7 +12,7 @@ from distmuon.launch.session import BURST
 
 pytestmark = pytest.mark.alone
 
-WORKER = str(Path(__file__).with_name("stop_worker.py"))
+WORKER = str(Path(__file__).with_name("faulty_worker.py"))
 
 
 def stopped(number: int, *arguments: str, twice: bool = False, group: bool = False) -> worlds.Ending:
@@ -25,18 +25,16 @@ def stopped(number: int, *arguments: str, twice: bool = False, group: bool = Fal
         return running.end()
 
 
-@pytest.mark.parametrize("dp", ["1", "2"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_ranks_return_what_they_have_saved_and_the_exit_code_tells_of_the_signal(dp: str, number: int) -> None:
-    ending = stopped(number, "heed", "--dp", dp)
-    saved = "".join(f"rank {rank} has saved\n" for rank in range(int(dp)))
-    assert ending == (128 + number, "working\n" * int(dp) + saved, "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_whole_process_group_is_heard_once(number: int) -> None:
-    ending = stopped(number, "heed", "--dp", "2", group=True)  # from a terminal, from `timeout`, from SLURM
-    assert ending == (128 + number, "working\n" * 2 + "rank 0 has saved\nrank 1 has saved\n", "")
+@pytest.mark.parametrize(
+    ("number", "dp", "group"),  # to the whole process group: from a terminal, from `timeout`, from SLURM
+    [(signal.SIGTERM, 1, False), (signal.SIGTERM, 2, False), (signal.SIGHUP, 2, True), (signal.SIGINT, 2, True)],
+)
+def test_ranks_return_what_they_have_saved_and_the_exit_code_tells_of_the_signal(
+    number: int, dp: int, group: bool
+) -> None:
+    ending = stopped(number, "heed", "--dp", str(dp), group=group)
+    saved = "".join(f"rank {rank} has saved\n" for rank in range(dp))
+    assert ending == (128 + number, "working\n" * dp + saved, "")
 
 
 @pytest.mark.parametrize("dp", ["1", "2"])
