@@ -8,17 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from distmuon import Grid, MuonW, split_parameters
+from distmuon import Grid, split_parameters
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.muon import Muon
 
 
 def _table_alone() -> None:
     split_parameters(nn.Sequential(nn.Embedding(9, 8)))
-
-
-def _table_in_a_model() -> None:
-    MuonW(nn.Sequential(nn.Embedding(9, 8)))
 
 
 def _embedding_for_muon() -> None:
@@ -32,22 +28,13 @@ def _without_gradients(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Ca
     return step
 
 
-def _decay_in_bf16() -> None:
-    p = nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16))
-    p.grad = torch.ones_like(p)
-    Muon([p], lr=1e-3).step()
-
-
 @pytest.mark.parametrize(
     "act",
     [
         _table_alone,
-        _table_in_a_model,
         _embedding_for_muon,
-        _without_gradients(MuonW),
         _without_gradients(lambda model: Muon([p for p in model.parameters() if p.ndim == 2])),
         _without_gradients(lambda model: DistributedMuon(split_parameters(model), Grid.alone())),
-        _decay_in_bf16,
     ],
 )
 def test_a_warning_points_at_the_users_line(act: Callable[[], None]) -> None:

@@ -13,14 +13,12 @@ from torch import nn
 
 from distmuon import launch
 from distmuon.models.recipe import Recipe
-from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.verify import certificate
 from distmuon.verify.bounds import CONTROL_FACTOR, FEW_STEPS, FLOAT64_BOUND, POWERLESS, Drift
 from distmuon.verify.certificate import Certificate, Evidence
 from distmuon.verify.problem import Run
-from distmuon.verify.training import initial_parameters, network
+from distmuon.verify.training import initial_parameters
 
 CPU = torch.device("cpu")
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -216,18 +214,6 @@ def test_the_exact_run_adds_in_rank_order_whatever_the_backend() -> None:
 
     found = certificate.exact_on_grid(replace(problem, make_optimizer=make_optimizer), native)
     assert certificate.identical(found.parameters, certificate.exact_alone(problem, CPU, 1))
-
-
-def test_a_made_up_backward_pass_brings_the_gradients_to_the_bit_cut_over_tp() -> None:
-    recipe = workers.TINY["tiny bfloat16"]
-    tp = Group("tp", 2, 1)
-    model = network(recipe, tp)
-    gradients = certificate.synthetic_gradients(workers.problem_alone(recipe), 0, 0)
-    certificate.backward(model, gradients, tp)
-    for name, parameter in model.named_parameters():
-        dim = tp_split_dim(parameter)
-        assert parameter.grad is not None
-        assert torch.equal(parameter.grad, gradients[name] if dim is None else gradients[name].chunk(2, dim)[1])
 
 
 def test_a_run_in_float64_has_no_coarser_certificate() -> None:
