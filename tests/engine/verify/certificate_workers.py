@@ -277,10 +277,10 @@ def recipes_on(dp: int, tp: int) -> dict[str, Recipe]:
     """Return what is trained on a grid: the tiny models on all, every strategy where grids differ in kind.
 
     What differs from grid to grid, the map and the groups, tiny models show as well; chapter 10 trains the recipe on
-    all. On eight ranks a strategy is the same for both dtypes.
+    all. On eight ranks a strategy is the same for both dtypes, and on 32 the model is.
     """
     if (dp, tp) not in GRIDS:
-        return TINY
+        return {name: r for name, r in TINY.items() if dp * tp <= 8 or r.dtype == "float32"}
     if (dp, tp) in ((1, 1), (2, 2)):
         return EVERY
     return TINY | {name: r for name, r in (BEYOND | OTHERS).items() if dp * tp <= 4 or r.dtype == "float32"}

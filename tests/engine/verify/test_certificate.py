@@ -65,7 +65,7 @@ def test_the_sharded_run_is_the_single_process_run(dp: int, tp: int, name: str) 
 
 @pytest.mark.parametrize(
     ("dp", "tp", "name"),
-    [*workers.on_grids(workers.TINY | workers.BEYOND), *((*workers.LARGE_GRID, name) for name in workers.TINY)],
+    [*workers.on_grids(workers.TINY | workers.BEYOND), (*workers.LARGE_GRID, "tiny float32")],
 )
 def test_every_strategy_is_the_same_optimizer(dp: int, tp: int, name: str) -> None:
     recipe, evidence = workers.EVERY[name], workers.witnesses(dp, tp)[0].evidence[name]
