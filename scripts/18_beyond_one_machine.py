@@ -1,4 +1,4 @@
-"""Chapter 18: a training on two machines that goes on whatever happens to them, drilled in some fifty ways.
+"""Chapter 18: a training on two machines that goes on whatever happens to them, drilled in many ways.
 
 python scripts/18_beyond_one_machine.py
 python scripts/18_beyond_one_machine.py --drill "out of memory"
@@ -40,7 +40,7 @@ def drill(arguments):
     names, rows = table.asked_for(arguments.drill), []
     for row in table.rows_of(names, apart):
         rows.append(row)
-        print(table.line(row) if len(names) > 1 else table.details(row), flush=True)
+        print(table.told(row), flush=True)
     if arguments.json is not None:
         results.write(arguments.json, table.stored(rows))
 

@@ -1,4 +1,4 @@
-"""Drills in which the command itself is told to stop, or killed, and one in which torchrun meets its own past."""
+"""Drills in which the command itself is told to stop, or killed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
-from distmuon.models.run_settings import RunSettings
 from muonbook import processes
 from muonbook.ch18 import checkpoint_contents
 from muonbook.ch18.drills.faults import HELD
@@ -56,7 +54,14 @@ def play_signal(ground: DrillGround, name: str) -> Row:
     """Signal the command in the middle of a step; no process of it may be left, and the same command goes on."""
     done, number, code, lost = SIGNALS[name]
     run = ground.begin(name)
-    command = [sys.executable, "-m", PROGRAM, "--dp", str(RANKS), *_options(ground, name)]
+    command = [
+        sys.executable,
+        "-m",
+        PROGRAM,
+        "--dp",
+        str(RANKS),
+        *words_of({"timeout": PATIENT} | ground.options(name)),
+    ]
     running = begin(command, run, f"hold step {HELD_AT} 0")
     held = run.parent / HELD.format(HELD_AT)
     wait_for(ground, lambda: held.exists() or running.poll() is not None, f"step {HELD_AT}")
@@ -74,32 +79,4 @@ def play_signal(ground: DrillGround, name: str) -> Row:
     return Row(name, WHERE, done, seen, AT_ONCE, lost, AGAIN, ground.end(name))
 
 
-def play_stale_rendezvous(ground: DrillGround, name: str) -> Row:
-    """Let torchrun meet in a file that an earlier run, which failed, has left: it is told that all is over."""
-    run = ground.begin(name)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--max-restarts", "0"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "training"]
-    torchrun += ["--rdzv-endpoint", str(run.parent / "meeting"), "-m", PROGRAM, *_options(ground, name)]
-    for _ in range(2):
-        code = begin(torchrun, run, f"kill step {HELD_AT} 1").wait(LONGEST)
-        ground.expect(code == 1, f"exit code {code}, not 1")
-    said = (run.parent / "log").read_text()
-    ground.expect(said.count("RendezvousClosedError") > 0, f"the second start did not fail of the file:\n{said}")
-    reached = checkpoint_contents.reached(run)
-    again = ground.finish(name)
-    return Row(
-        name, WHERE, "torchrun meets in the file that a failed run has left", "RendezvousClosedError", AT_ONCE,
-        reached - again.first, "with another --rdzv-id, or none of that file", ground.end(name),
-    )  # fmt: skip
-
-
-def _options(ground: DrillGround, name: str) -> list[str]:
-    usual = asdict(RunSettings())
-    chosen = {option: value for option, value in asdict(ground.settings(name)).items() if value != usual[option]}
-    return words_of({"timeout": PATIENT} | chosen)
-
-
-DRILLS: dict[str, Callable[[DrillGround, str], Row]] = {
-    **dict.fromkeys(SIGNALS, play_signal),
-    "a stale rendezvous file": play_stale_rendezvous,
-}
+DRILLS = dict.fromkeys(SIGNALS, play_signal)

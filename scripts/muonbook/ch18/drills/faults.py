@@ -31,7 +31,6 @@ LOOP = train.train
 ACTED = "acted"  # a file beside the run: when (time.monotonic, one clock for all processes) somebody has misbehaved
 HELD, RELEASED = "held-at-{}", "released-at-{}"  # files beside the run: a rank waits in this step; it may go on
 MEASURED = "measured"  # a file beside the run: memory and open files of a rank, a line for every step
-HOUR = 3600.0  # seconds
 WRITING = {"write_data": "write", "finish": "manifest", "publish": "rename"}  # of ManifestWriter: the place before it
 PLACES = ("build", "resume", "step", "loss", "gradients", "agree", "update", "updated", "evaluate", "save", "remove")
 
@@ -153,12 +152,6 @@ def _oversleep(run: Path, rank: int, step: int | None) -> None:
     time.sleep(1000)
 
 
-def _skew(run: Path, rank: int, step: int | None) -> None:
-    """Let this rank's clock be an hour ahead."""
-    right = time.time
-    time.time = lambda: right() + HOUR
-
-
 def _hold(run: Path, rank: int, step: int | None) -> None:
     """Wait until somebody lets this step go on, once for all starts, or until this rank is asked to stop."""
     released = run.parent / RELEASED.format(step)
@@ -189,7 +182,6 @@ ACTS: dict[str, Callable[[Path, int, int | None], Any]] = {  # each with the run
     "ask": lambda *_: session.note_stop(signal.SIGTERM),
     "raise": _raise,
     "starve": _starve,
-    "skew": _skew,
     "hold": _hold,
     "measure": _measure,
     "fill disk": _fill_disk,

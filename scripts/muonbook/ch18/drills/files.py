@@ -1,4 +1,4 @@
-"""Drills of what lies on the disk, what the command says, and what the numbers are."""
+"""Drills of what lies on the disk, and of what the numbers are."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distmuon import launch
 from distmuon.extras.checkpoint import runs
-from distmuon.models import run_settings
 from muonbook.ch18.drills.faults import Fault
 from muonbook.ch18.drills.harness import STEPS, DrillGround, Row
 from muonbook.ch18.drills.ranks import AGAIN, AT_ONCE, BY_ITSELF
 
-LOADING, ARGUMENTS, NUMBERS = "loading", "the arguments", "the numbers"
-REFUSED, NOTHING_BEGUN = "once the command is right", "as it was: nothing was begun"
-BEFORE = "before anything starts"
+LOADING, NUMBERS = "loading", "the numbers"
 NEWEST, OLDER = 8, 4  # steps of the checkpoints that are there
 
 
@@ -85,50 +81,6 @@ def play_all_damaged(ground: DrillGround, name: str) -> Row:
     )  # fmt: skip
 
 
-# ---- Arguments --------------------------------------------------------------------------------------------
-
-WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a wrong model": ("--width 32, where the run has 16", {"width": 32}, "'model/tokens.weight' is"),
-    "a wrong text": ("--text language, where the run has alice", {"text": "language"}, "'model/tokens.weight' is"),
-    "a wrong seed": ("--seed 1, where the run has 0", {"seed": 1}, "cannot go on with --seed 1 instead of 0"),
-    "a wrong optimizer": (
-        "--optimizer adamw, where the run has muon", {"optimizer": "adamw"}, "was trained by muon in"
-    ),
-}  # fmt: skip
-
-
-def play_wrong(ground: DrillGround, name: str) -> Row:
-    """Ask for another training in the same folder: it is refused, and nothing in the folder has changed."""
-    done, changes, says = WRONG[name]
-    run = ground.begin(name, NEWEST)
-    before = sorted(path.name for path in run.rglob("*"))
-    seen = ground.seen(rf".*{says}.*", ground.attempt(name, **changes).ended.refused)
-    ground.expect(before == sorted(path.name for path in run.rglob("*")), "the folder has changed")
-    again = ground.finish(name)
-    return Row(name, ARGUMENTS, done, seen, AT_ONCE, NEWEST - again.first, REFUSED, ground.end(name))
-
-
-UNFIT = {
-    "a wrong grid": ("3 ranks for 4 sequences", "--dp 3 --batch 4", "--batch 4 cannot be shared out to --dp 3"),
-    "a folder that cannot be written": (
-        "--folder below /proc, where no folder can be made", "--folder /proc/run",
-        "--folder /proc/run.*: cannot be written",
-    ),
-    "a text that is not there": ("--text with no such file", "--text nowhere.txt", "nowhere.txt: cannot be read"),
-}  # fmt: skip
-
-
-def play_unfit(ground: DrillGround, name: str) -> Row:
-    """Say what cannot be: one sentence, before any process is started."""
-    done, words, says = UNFIT[name]
-    try:
-        run_settings.parse("", words.split())
-    except launch.UsageError as error:
-        return Row(name, ARGUMENTS, done, ground.seen(rf".*{says}.*", str(error)), BEFORE, 0, REFUSED, NOTHING_BEGUN)
-    ground.expect(False, f"{words} was accepted")
-    raise AssertionError
-
-
 # ---- Numbers ----------------------------------------------------------------------------------------------
 
 
@@ -159,8 +111,6 @@ def play_nan_storm(ground: DrillGround, name: str) -> Row:
 DRILLS: dict[str, Callable[[DrillGround, str], Row]] = {
     **dict.fromkeys(DAMAGES, play_damage),
     "every checkpoint damaged": play_all_damaged,
-    **dict.fromkeys(WRONG, play_wrong),
-    **dict.fromkeys(UNFIT, play_unfit),
     "a loss that is no number": play_nan,
     "a storm of NaN": play_nan_storm,
 }

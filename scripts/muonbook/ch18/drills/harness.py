@@ -81,9 +81,9 @@ class DrillGround:
     def run_of(self, drill: str) -> Path:
         return self.folder / drill.replace(" ", "-") / "run"
 
-    def settings(self, drill: str, **changes: Any) -> RunSettings:
-        run = {"steps": STEPS, "save_every": EVERY, "keep": 2, "folder": str(self.run_of(drill))}
-        return RunSettings(**{**SMALL, **run, **changes})
+    def options(self, drill: str) -> dict[str, Any]:
+        """Return the options of train.py, as both its command line and RunSettings have them."""
+        return {**SMALL, "steps": STEPS, "save_every": EVERY, "keep": 2, "folder": str(self.run_of(drill))}
 
     def begin(self, drill: str, after: int | None = None) -> Path:
         """Return the run's folder, empty, or as the undisturbed run left it with checkpoints up to this step."""
@@ -108,7 +108,7 @@ class DrillGround:
         acted.unlink(missing_ok=True)
         ended, error = None, None
         try:
-            job = (self.settings(drill, **changes), tuple(faults), str(log))
+            job = (RunSettings(**{**self.options(drill), **changes}), tuple(faults), str(log))
             ended, *_ = launch.run(JOB, job, dp=RANKS, timeout=timeout)
             error = ended.unsaved or None
         except WorldError as failed:

@@ -83,9 +83,6 @@ DRILLS: dict[str, RankDrill] = {
     "a slow rank": RankDrill(
         "rank 1 is half a second late in three steps", (Fault("dawdle", "step", 6, 1, last=8),), (), 0, NEVER
     ),
-    "a wrong clock": RankDrill(
-        "the clock of rank 1 is an hour ahead", (Fault("skew", "build", None, 1),), (), 0, NEVER
-    ),
     "a full disk": RankDrill(
         "rank 1 finds no space as it saves step 8", (Fault("fill disk", "write", 8, 1),),
         (r"\S+ was not saved: OSError: \[Errno 28\] No space left on device",), 0, where="a save",

@@ -15,6 +15,7 @@ from muonbook.ch18.drills.harness import SAME, DrillFailed, DrillGround, Row
 from muonbook.ch18.drills.ranks import AT_ONCE, AT_TIMEOUT, BY_ITSELF
 
 ALL = "all"
+SAME_RANKS = f"{SAME}, of the same numbers of ranks"
 WHERE = "a machine"
 STAYS_AWAY, JOINS = "a machine does not come back", "a machine joins"
 ON_GROUND = {**dict.fromkeys(ranks.DRILLS, ranks.play), **files.DRILLS, **commands.DRILLS}
@@ -51,13 +52,8 @@ def stored(rows: Sequence[Row]) -> dict[str, Any]:
     return timeouts | {"drills": [row._asdict() for row in rows]}
 
 
-def line(row: Row) -> str:
-    """Return a row in short."""
-    return f"{row.drill:46} {row.when:22} {row.lost:2} lost   {row.end}"
-
-
-def details(row: Row) -> str:
-    """Return a row at length, but for what was measured."""
+def told(row: Row) -> str:
+    """Return a row as it is printed: all of it but what was measured."""
     return (
         f"{row.drill}\n  done      {row.done}\n  seen      {row.when}: {row.seen}\n"
         f"  goes on   {row.goes_on}; {row.lost} steps are lost\n  ends      {row.end}"
@@ -90,14 +86,13 @@ def _on_fewer(folder: Path, apart: bool) -> Iterator[Row]:
         machines.start()
         alone, together = outages.with_fewer(machines)
         _end(machines, planned)
-    as_planned = f"{SAME}, of the same numbers of ranks"
     for drill, done, seen, when, lost in (
         (STAYS_AWAY, "b is switched off for long (--nnodes 1:2 --tp 2)", f"gone on from step {alone}, on one machine",
          AT_TIMEOUT, outages.LEAVES - 1 - alone),
         (JOINS, "b is switched on while a trains alone", f"gone on from step {together}, on both", AT_ONCE,
          outages.RETURNS - together),
     ):  # fmt: skip
-        yield Row(drill, WHERE, done, seen, when, lost, BY_ITSELF, as_planned)
+        yield Row(drill, WHERE, done, seen, when, lost, BY_ITSELF, SAME_RANKS)
 
 
 def _end(machines: cluster.Cluster, other: Path) -> None:
