@@ -1,4 +1,4 @@
-"""A command for test_machines.py: some machines train, perhaps one is cut off, and one process says where they end."""
+"""A command for test_machines.py: two machines train, perhaps one is cut off, and one process says where they end."""
 
 import signal
 import sys
@@ -14,14 +14,14 @@ HOLD = "held in the middle of a step"  # in place of what happens: until somebod
 
 
 def main() -> None:
-    machines, how, *names = sys.argv[1:]
+    how, *names = sys.argv[1:]
     if how == APART:
         network_emulation.setup_bridge()
     from muonbook.ch18 import checkpoint_contents, outages
     from muonbook.ch18.cluster import Cluster
 
     with tempfile.TemporaryDirectory(dir=session.directory()) as home:
-        cluster = Cluster(Path(home) / "cluster", machines=int(machines), ranks=1, apart=how == APART)
+        cluster = Cluster(Path(home) / "cluster", ranks=1, apart=how == APART)
         outages.prepare(cluster, len(names))
         with cluster:
             cluster.start()

@@ -19,7 +19,6 @@ from patient_commands import finish
 
 from muonbook import jobs
 from muonbook.ch18 import demo
-from muonbook.ch18.machines import Machine
 
 CLUSTER = str(Path(__file__).with_name("cluster_worker.py"))
 
@@ -39,9 +38,9 @@ def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:
     assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, bit for bit.")
 
 
-def test_three_machines_of_which_one_falls_silent_train_what_one_trains() -> None:
-    """On the network of this one: with their own, two machines do so on the page, and in all drills."""
-    ending = finish(CLUSTER, "3", cluster_worker.TOGETHER, "a cable is pulled")
+def test_two_machines_on_one_network_of_which_one_falls_silent_train_what_one_trains() -> None:
+    """With networks of their own they do so on the page, and in the drills."""
+    ending = finish(CLUSTER, cluster_worker.TOGETHER, "a cable is pulled")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.splitlines() == [
         "a cable is pulled: Timed out waiting 5000ms; 3 lost", "exit codes 0 0 0", "to the bit True"
@@ -52,7 +51,7 @@ def test_three_machines_of_which_one_falls_silent_train_what_one_trains() -> Non
 @pytest.mark.usefixtures("permitted")
 def test_whoever_kills_the_program_that_has_made_them_leaves_no_machine() -> None:
     before = set(os.listdir("/sys/class/net"))
-    with worlds.command(CLUSTER, "2", cluster_worker.APART, cluster_worker.HOLD) as running:
+    with worlds.command(CLUSTER, cluster_worker.APART, cluster_worker.HOLD) as running:
         running.wait_for(cluster_worker.HOLD)
         running.interrupt(signal.SIGKILL)
         assert running.end().code == -signal.SIGKILL
@@ -84,12 +83,3 @@ def test_a_machine_has_its_own_name_processes_and_neighbours(tmp_path: Path) -> 
     assert name == "b"
     assert re.fullmatch(r"1 [1-4]", numbers)  # itself, and what it runs to count
     assert neighbour.split() == ["10.0.0.1", "a"]
-
-
-def test_a_machine_that_runs_is_not_started_again(tmp_path: Path) -> None:
-    with Machine(1, apart=False) as machine:
-        machine.start(["sleep", "1000"], tmp_path / "log")
-        with pytest.raises(AssertionError, match="a is running"):
-            machine.start(["sleep", "1000"], tmp_path / "log")
-        pid = machine.command_pid
-    assert not Path(f"/proc/{pid}/stat").exists() or machine.wait(0) == -signal.SIGKILL
