@@ -25,12 +25,12 @@ TAKES = {
 
 def measure(arguments):
     """Take this chapter's measurements and write them."""
-    from muonbook.ch17.costs import measured
+    from muonbook.ch17 import costs
     from muonbook.measure import results
 
-    found = measured.take(arguments.quick)
+    found = costs.take(arguments.quick)
     results.write(arguments.json, found)
-    print("\n".join([*measured.lines(found), f"Results: {arguments.json}"]))
+    print("\n".join([*costs.lines(found), f"Results: {arguments.json}"]))
 
 
 def parse():

@@ -1,1 +1,0 @@
-"""What chapter 17 measures by the clock: the step, saving, watching."""
