@@ -47,12 +47,11 @@ def take(quick: bool) -> dict[str, Any]:
     for name, mesh in MESHES.items():
         print(f"Racing torch.optim.Muon on {name} ...", flush=True)
         grid = {key: mesh[key] for key in ("dp", "tp")}
-        jobs = [(mesh["hybrid"], width, LAYERS, rounds) for width in WIDTHS[: 1 if quick else None]]
+        jobs = [(mesh["hybrid"], width, rounds) for width in WIDTHS[: 1 if quick else None]]
         found["race"][name] = [launch.run(f"{HERE}:race", job, **grid)[0] for job in jobs]
     print("Saving, and saving in the background ...", flush=True)
-    found["save"] = [
-        launch.run(f"{HERE}:save", (width, LAYERS, rounds), dp=4)[0] for width in SAVED[: 1 if quick else None]
-    ]
+    saved = SAVED[: 1 if quick else None]
+    found["save"] = [launch.run(f"{HERE}:save", (width, rounds), dp=4)[0] for width in saved]
     print("Watching ...", flush=True)
     watched = WATCHED[: 1 if quick else None]
     found["watch"] = [
@@ -79,12 +78,10 @@ def lines(found: dict[str, Any]) -> list[str]:
     for row in found["save"]:
         size = f"{row['parameter_bytes_of_a_rank'] / 1e6:.0f} MB of parameters on a rank"
         table.append(f"  {size:30s}{_shown(row['blocked']):>20s}")
-    table.append("a training step that Metrics observes / one that it does not; it observes one in 20")
+    table.append("what a step that Metrics observes takes longer, as a share of one that it does not")
     for row in found["watch"]:
-        low, high = row["observed"]["quartiles"]
-        ratio = {"median": 1 + row["observed"]["median"], "quartiles": [1 + low, 1 + high]}
         who = f"{row['optimizer']} on {row['ranks']} rank{'s' * (row['ranks'] > 1)}"
-        table.append(f"  {who:30s}{_shown(ratio):>20s}")
+        table.append(f"  {who:30s}{_shown(row['observed']):>20s}")
     return table
 
 
@@ -98,12 +95,12 @@ def _shown(spread: dict[str, Any]) -> str:
 OURS = "MuonW"
 
 
-def race(world: World, hybrid: bool, width: int, layers: int, rounds: int) -> dict[str, Any]:
+def race(world: World, hybrid: bool, width: int, rounds: int) -> dict[str, Any]:
     """Return the spread, over rounds, of our time for a step over torch's on the same DTensors. Collective."""
     torch.set_num_threads(1)
     steps = {}
     for name in (OURS, TORCH):
-        model, dp = on_mesh(world, hybrid, width, layers)
+        model, dp = on_mesh(world, hybrid, width, LAYERS)
         parameters = matrices_of(model)
         give_gradients(parameters)
         optimizer = MuonW(parameters, lr=0.02) if name == OURS else make(name, parameters, dp)
@@ -122,10 +119,10 @@ def race(world: World, hybrid: bool, width: int, layers: int, rounds: int) -> di
 # ---- Saving -----------------------------------------------------------------------------------------------
 
 
-def save(world: World, width: int, layers: int, rounds: int) -> dict[str, Any]:
+def save(world: World, width: int, rounds: int) -> dict[str, Any]:
     """Return the spread, over rounds, of the time that `async_save` blocks over that of `save`. Collective."""
     torch.set_num_threads(1)
-    model, _ = on_mesh(world, False, width, layers)
+    model, _ = on_mesh(world, False, width, LAYERS)
     optimizer = MuonW(model)
     give_gradients(list(model.parameters()))
     optimizer.step()
@@ -161,65 +158,31 @@ def save(world: World, width: int, layers: int, rounds: int) -> dict[str, Any]:
 # ---- Watching ---------------------------------------------------------------------------------------------
 
 
-NEVER = 1 << 60  # steps between observations
-CALLS = 1000  # of the hooks alone
+def watch(world: World, optimizer: str, rounds: int) -> dict[str, Any]:
+    """Return what an observation adds to a training step: its spread, over rounds, as a share of an unwatched step.
 
-
-def watch(
-    world: World,
-    optimizer: str = "MuonW",
-    rounds: int = 8,
-    width: int = 512,
-    layers: int = 4,
-    tokens: tuple[int, int] = (8, 128),  # of each rank: sequences, length
-    samples: int = 1,
-    every: int = 20,
-) -> dict[str, Any]:
-    """Return what watching adds to a step, as a share of an unwatched one's time.
-
-    observed: in a step that is observed, its spread over rounds. between: in one that is not, by the clock around the
-    hooks alone: microseconds, which whole steps would hide in their noise.
-    overhead: on average, where one step in `every` is observed; from medians.
     On several ranks MuonW's model is cut by FSDP2, and DistributedMuon's grid is all DP.
     """
-    step, chosen = _training(world, optimizer, width, layers, tokens)
+    step, chosen = _training(world, optimizer)
     watching: list[Metrics] = []
 
     def before(name: str) -> None:
         for metrics in watching:
             metrics.close()
-        watching[:] = [Metrics(chosen, 1, samples=samples)] if name == "observed" else []
+        watching[:] = [Metrics(chosen, 1)] if name == "observed" else []
         if world.size > 1:
             dist.barrier()
 
     seconds = interleaved_timing.take_turns(dict.fromkeys(("unwatched", "observed"), step), rounds, before=before)
-    observed = results.spread(
-        [ratio - 1 for ratio in interleaved_timing.ratios(seconds["observed"], seconds["unwatched"])]
-    )
-    medians = interleaved_timing.medians(seconds)
-    between = _seconds_between(chosen) / medians["unwatched"]
-    overhead = (between * (every - 1) + observed["median"]) / every
-    return {"observed": observed, "between": between, "overhead": overhead, "every": every, "seconds": medians}
+    ratios = interleaved_timing.ratios(seconds["observed"], seconds["unwatched"])
+    return {"observed": results.spread([ratio - 1 for ratio in ratios])}
 
 
-def _seconds_between(optimizer: torch.optim.Optimizer) -> float:
-    """Return what the hooks take around a step that is not observed."""
-    with Metrics(optimizer, NEVER) as metrics:
-
-        def hooks() -> None:
-            for _ in range(CALLS):
-                metrics.before_step()
-                metrics.after_step()
-
-        return interleaved_timing.clocked(hooks) / CALLS
-
-
-def _training(
-    world: World, optimizer: str, width: int, layers: int, tokens: tuple[int, int]
-) -> tuple[Callable[[], None], torch.optim.Optimizer]:
-    """Return a training step, and its optimizer."""
+def _training(world: World, optimizer: str) -> tuple[Callable[[], None], torch.optim.Optimizer]:
+    """Return a training step of a small transformer, and its optimizer."""
     torch.manual_seed(0)
-    model: Any = Transformer(256, width, layers, 8, tokens[1])
+    tokens = (8, 128)  # of each rank: sequences, length
+    model: Any = Transformer(256, 512, LAYERS, 8, tokens[1])
     chosen: torch.optim.Optimizer
     if optimizer == "MuonW":
         if world.size > 1:

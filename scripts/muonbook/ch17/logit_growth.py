@@ -132,17 +132,5 @@ def table(runs: Mapping[str, Sequence[LogitRun]]) -> list[dict[str, Any]]:
     return rows
 
 
-def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table as it is printed."""
-    shown = [f"{'':24s}{'rate':>6s}{'first':>8s}{'in the end':>12s}{'heads clipped':>15s}   held-out loss (all seeds)"]
-    for row in rows:
-        loss, low, high = row["loss"]
-        shown.append(
-            f"{row['run']:24s}{row['rate']:6g}{row['first']:8.1f}{row['in_the_end']:12.1f}{row['clipped_heads']:15.2f}"
-            f"   {loss:.3f} ({low:.3f}–{high:.3f})"
-        )
-    return shown
-
-
 def _loss(model: Transformer, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())

@@ -1,4 +1,4 @@
-"""The study of logits: they grow under Muon at a rate too high, the clip holds them, and the figure tells the same."""
+"""The study of logits: they grow under Muon at a rate too high, and the clip holds them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import math
 from typing import Any
 
 import pytest
-from once import once
 
 from distmuon.launch import World
 from muonbook.ch17 import logit_growth
-from muonbook.ch17.figure_logits import THRESHOLD, describe_growth, draw_growth
-from muonbook.ch17.logit_growth import DRAWN, LAST, SETTINGS, TAU, GrowthSetting, LogitRun, lines, table, train
+from muonbook.ch17.logit_growth import DRAWN, LAST, SETTINGS, GrowthSetting, LogitRun, table, train
 from muonbook.measure.workload import Workload
 
 SMALL = Workload(vocabulary=18, width=32, layers=1, heads=2, sequences=2)
 
 
-@once
-def run(threshold: float) -> LogitRun:
-    return train(GrowthSetting("muon", 0.1, threshold=threshold), seed=0, steps=45, workload=SMALL)
-
-
 def test_logits_grow_under_muon_and_stay_near_the_threshold_with_the_clip() -> None:
-    free, held = run(math.inf), run(10.0)
+    free, held = (
+        train(GrowthSetting("muon", 0.1, threshold=threshold), seed=0, steps=45, workload=SMALL)
+        for threshold in (math.inf, 10.0)
+    )
     assert free.peak > 3 * 10.0
     assert sum(free.clipped) == 0
     assert 10.0 < held.peak < 2 * 10.0
@@ -51,16 +47,3 @@ def test_the_table_has_a_row_for_each_setting_with_the_numbers_of_its_runs() -> 
         "run": "Muon, clip", "rate": 0.03, "first": 5.0, "in_the_end": 8.0, "clipped_heads": 40 / 21, "loss": None
     }  # fmt: skip
     assert row["loss"] == pytest.approx([1.6, 1.5, 1.7])
-    assert lines([row])[1].split() == ["Muon,", "clip", "0.03", "5.0", "8.0", "1.90", "1.600", "(1.500–1.700)"]
-
-
-def test_the_figure_has_a_line_for_each_run_and_the_threshold_under_them() -> None:
-    largest = {name: [[5.0, 20.0 + n, 40.0 * (n + 1)] for _ in range(2)] for n, name in enumerate(DRAWN)}
-    figure = draw_growth(largest, TAU)
-    lines = {line.get_gid(): line for line in figure.findobj() if str(line.get_gid()).startswith("curve-")}
-    assert set(lines) == {f"curve-{name}" for name in (*DRAWN, THRESHOLD)}
-    assert list(lines[f"curve-{THRESHOLD}"].get_ydata()) == [TAU, TAU]  # type: ignore[attr-defined]
-    assert lines[f"curve-{THRESHOLD}"].get_zorder() < lines["curve-Muon"].get_zorder()
-    told = describe_growth(largest, TAU)
-    assert "with a threshold of 30: Muon ends near it or below; Muon, clip ends above it; AdamW ends above it." in told
-    assert told.endswith("Median of 2 seeds; shaded: all of them.")

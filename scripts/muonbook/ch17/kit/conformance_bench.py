@@ -25,7 +25,7 @@ def main(doc: str | None) -> int:
     """Examine everybody who is here, print the table, write --json; doc: the help. Clones are where PEERS says."""
     arguments = results.parse(doc, "leave out the programs of torch's users")
     found = measure(os.environ.get("PEERS"), arguments.quick)
-    print(conformance_table.markdown(found))
+    print("\n".join([*conformance_table.lines(found), *conformance_table.failures(found)]))
     if arguments.json:
         results.write(arguments.json, found)
     return 0
