@@ -16,12 +16,11 @@ from types import TracebackType
 from distmuon.extras.checkpoint import runs
 from distmuon.launch import WorldError
 from muonbook import processes
-from muonbook.ch18.drills.faults import HELD, RELEASED
+from muonbook.ch18.drills.faults import HELD, PROGRAM, RELEASED
 from muonbook.ch18.drills.harness import SMALL, words_of
 from muonbook.ch18.machines import Machine
 
 SCRIPTS = Path(__file__).resolve().parents[2]
-PROGRAM = "muonbook.ch18.drills.faults"  # train.py, of which a rank waits where it is told to
 PATIENCE = 1800.0  # seconds that anything may take here, on a machine that has ten times as much to do
 LINGER, TIMEOUT = 3, 5.0  # seconds that a command may stay on without a rank; that a collective waits
 GONE_ON = re.compile(r"^step +(\d+) +gone on from", re.M)

@@ -15,10 +15,9 @@ from distmuon import launch
 from distmuon.launch import WorldError
 from distmuon.models.run_settings import RunSettings
 from muonbook.ch18.cluster import Cluster
-from muonbook.ch18.drills.faults import Fault
+from muonbook.ch18.drills.faults import JOB, Fault
 
 EVERY, HELD_AFTER = 10, 4  # steps between checkpoints; after so many steps more it happens
-LOOP = "muonbook.ch18.drills.faults:train_until_it_happens"
 # The second is an echo: of a neighbour that gave up first.
 SILENT = (r"Timed out waiting \d+ms", "Connection closed by peer")
 
@@ -165,7 +164,6 @@ def _stages(cluster: Cluster, folder: Path, stages: list[tuple[int, tuple[Fault,
     settings = RunSettings(**{**cluster.settings(), "folder": str(run)})  # type: ignore[arg-type]
     for machines, faults in stages:
         with contextlib.suppress(WorldError):  # of the rank that was to be lost
-            launch.run(
-                LOOP, (settings, faults, str(folder / "log")), dp=machines * cluster.ranks // cluster.tp, tp=cluster.tp
-            )
+            job = (settings, faults, str(folder / "log"))
+            launch.run(JOB, job, dp=machines * cluster.ranks // cluster.tp, tp=cluster.tp)
     return run

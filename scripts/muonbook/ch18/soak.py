@@ -21,9 +21,8 @@ from distmuon.launch import WorldError, session
 from distmuon.models.run_settings import RunSettings
 from muonbook import processes
 from muonbook.ch18 import checkpoint_contents
-from muonbook.ch18.drills.faults import MEASURED, Fault
-from muonbook.ch18.drills.harness import JOB, PATIENT, SAME, SMALL
-from muonbook.ch18.resource_usage import Footprint, footprint
+from muonbook.ch18.drills.faults import JOB, MEASURED, Fault, Footprint
+from muonbook.ch18.drills.harness import PATIENT, SAME, SMALL
 
 PLACES = ("step", "gradients", "agree", "update", "updated")  # where a rank may be killed
 SETTLED = 0.2  # of the starts, or of the steps, after which nothing may grow any more
@@ -67,13 +66,14 @@ def soak(plan: Soak) -> dict[str, Any]:
         calm, rough = Path(home) / "calm", Path(home) / "rough"
         _start(plan, calm, (Fault("measure", "step", None, 0),))
         settling = max(int(SETTLED * plan.steps), 2 * plan.save)  # saving in the background opens a group of its own
-        in_rank = [Footprint.of(line) for line in (calm / MEASURED).read_text().splitlines()]
+        measured = [line.split() for line in (calm / MEASURED).read_text().splitlines()]
+        in_rank = [Footprint(float(memory), int(files)) for memory, files in measured]
         kills, lost, here, server = plan.kills(), 0, [], []
         for kill in kills:
             lost += _killed(plan, rough, kill)
             gc.collect()  # what only waits for the collector is not lost
-            here.append(footprint(os.getpid()))
-            server.append(footprint(_fork_server()))
+            here.append(Footprint.of("self"))
+            server.append(Footprint.of(_fork_server()))
         _start(plan, rough)
         if not checkpoint_contents.same_end(rough / "run", calm / "run"):
             raise WorldError(f"the end after {len(kills)} kills is not the undisturbed one.", None)

@@ -12,7 +12,7 @@ from patient_commands import WORKER, finish
 
 from distmuon.launch import WorldError
 from muonbook.ch18 import soak
-from muonbook.ch18.resource_usage import Footprint
+from muonbook.ch18.drills.faults import Footprint
 from muonbook.measure import results
 
 

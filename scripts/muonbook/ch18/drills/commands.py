@@ -12,12 +12,11 @@ from pathlib import Path
 
 from muonbook import processes
 from muonbook.ch18 import checkpoint_contents
-from muonbook.ch18.drills.faults import HELD
+from muonbook.ch18.drills.faults import HELD, PROGRAM
 from muonbook.ch18.drills.harness import EVERY, LONGEST, PATIENT, RANKS, STEPS, DrillGround, Row, words_of
 from muonbook.ch18.drills.ranks import AGAIN, AT_ONCE
 
 WHERE = "the command"
-PROGRAM = "muonbook.ch18.drills.faults"
 HELD_AT = 7  # the step in which rank 0 waits for what is to come
 SIGNALS = {  # drill -> what is done, the signal, the exit code, the steps that are lost
     "asked to stop": ("SIGTERM, as from a scheduler", signal.SIGTERM, 128 + signal.SIGTERM, 0),
@@ -54,15 +53,8 @@ def play_signal(ground: DrillGround, name: str) -> Row:
     """Signal the command in the middle of a step; no process of it may be left, and the same command goes on."""
     done, number, code, lost = SIGNALS[name]
     run = ground.begin(name)
-    command = [
-        sys.executable,
-        "-m",
-        PROGRAM,
-        "--dp",
-        str(RANKS),
-        *words_of({"timeout": PATIENT} | ground.options(name)),
-    ]
-    running = begin(command, run, f"hold step {HELD_AT} 0")
+    options = words_of({"dp": RANKS, "timeout": PATIENT} | ground.options(name))
+    running = begin([sys.executable, "-m", PROGRAM, *options], run, f"hold step {HELD_AT} 0")
     held = run.parent / HELD.format(HELD_AT)
     wait_for(ground, lambda: held.exists() or running.poll() is not None, f"step {HELD_AT}")
     ground.expect(held.exists(), f"ended too early:\n{(run.parent / 'log').read_text()}")

@@ -25,14 +25,29 @@ from distmuon import launch
 from distmuon.extras.checkpoint import runs, storage
 from distmuon.launch import session
 from distmuon.models.run_settings import RunSettings
-from muonbook.ch18.resource_usage import footprint
 
+PROGRAM = "muonbook.ch18.drills.faults"
+JOB = f"{PROGRAM}:train_until_it_happens"
 LOOP = train.train
 ACTED = "acted"  # a file beside the run: when (time.monotonic, one clock for all processes) somebody has misbehaved
 HELD, RELEASED = "held-at-{}", "released-at-{}"  # files beside the run: a rank waits in this step; it may go on
 MEASURED = "measured"  # a file beside the run: memory and open files of a rank, a line for every step
 WRITING = {"write_data": "write", "finish": "manifest", "publish": "rename"}  # of ManifestWriter: the place before it
 PLACES = ("build", "resume", "step", "loss", "gradients", "agree", "update", "updated", "evaluate", "save", "remove")
+
+
+class Footprint(NamedTuple):
+    """What a process holds of the machine. memory: MB that stand for no file. files: open ones, sockets among them."""
+
+    memory: float
+    files: int
+
+    @staticmethod
+    def of(pid: int | str) -> Footprint:
+        """Return what a running process holds; pages of files, such as those of torch's code, are left out."""
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+        private = (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+        return Footprint(private / (1 << 20), len(os.listdir(f"/proc/{pid}/fd")))
 
 
 class Fault(NamedTuple):
@@ -169,8 +184,8 @@ def _fill_disk(run: Path, rank: int, step: int | None) -> None:
 def _measure(run: Path, rank: int, step: int | None) -> None:
     """Write down what this rank holds."""
     with open(run.parent / MEASURED, "a") as file:
-        memory, files = footprint(os.getpid())
-        print(memory, files - 1, file=file)  # but for this one
+        held = Footprint.of("self")
+        print(held.memory, held.files - 1, file=file)  # but for this one
 
 
 ACTS: dict[str, Callable[[Path, int, int | None], Any]] = {  # each with the run's folder, the rank and the step

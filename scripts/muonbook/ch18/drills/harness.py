@@ -18,9 +18,8 @@ from distmuon.launch import WorldError
 from distmuon.launch.cli import option_of
 from distmuon.models.run_settings import RunSettings
 from muonbook.ch18 import checkpoint_contents
-from muonbook.ch18.drills.faults import ACTED, Fault
+from muonbook.ch18.drills.faults import ACTED, JOB, Fault
 
-JOB = "muonbook.ch18.drills.faults:train_until_it_happens"
 RANKS = 2
 TIMEOUT = 5.0  # seconds that a collective waits where a rank hangs
 PATIENT = 1800.0  # where none does: more than a drill may take, so that no rank is given up for its neighbour
