@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,6 @@ UNCYCLED = {
     f"program: the schedule is {schedule}": "its momentum has another name than schedulers know."
     for schedule in ("OneCycleLR", "CyclicLR")
 }
-ROWS = ("fsdp", "fsdp_uneven", "fsdp_short", "resumed")  # FSDP2's layout
 
 
 class ExaminedMuon(NamedTuple):
@@ -60,14 +60,11 @@ CANDIDATES = {
 }
 
 
-def _clone(name: str) -> Path | None:
-    """Return the folder of a clone, if there is one in PEERS, and let it be imported before what is installed."""
+def _clone(name: str) -> None:
+    """Let a clone, if there is one in PEERS, be imported before what is installed."""
     folder = Path(os.environ.get("PEERS", "/nowhere"), peers.PEERS[name].repository.partition("/")[2])
-    if not folder.is_dir():
-        return None
-    if str(folder) not in sys.path:
+    if folder.is_dir() and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return folder
 
 
 def _complete(groups: Groups, **options: Any) -> Groups:
@@ -78,36 +75,44 @@ def _complete(groups: Groups, **options: Any) -> Groups:
     ]
 
 
+def _of_groups(module: str, name: str = "Muon", clone: str = "") -> Callable[..., Any]:
+    """Return how to make a Muon of this name that wants all options in its groups."""
+
+    def make(groups: Groups, **options: Any) -> Any:
+        if clone:
+            _clone(clone)
+        return getattr(importlib.import_module(module), name)(_complete(groups, **options))
+
+    return make
+
+
+def _of_options(module: str, name: str = "Muon", **settings: Any) -> Callable[..., Any]:
+    """Return how to make a Muon of this name that takes options as keywords, and these settings besides."""
+
+    def make(groups: Groups, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(groups, **settings | options)
+
+    return make
+
+
+def _on_ranks(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return how to make on a rank what is made there as in one process."""
+    return lambda world, mesh, groups, **options: make(groups, **options)
+
+
 # ---- Jordan's, and what has grown from it -----------------------------------------------------------------
 
-
-def _jordans(groups: Groups, **options: Any) -> Any:
-    return importlib.import_module("muon").SingleDeviceMuonWithAuxAdam(_complete(groups, **options))
-
-
-def _jordans_on_ranks(world: World, mesh: Any, groups: Groups, **options: Any) -> Any:
-    return importlib.import_module("muon").MuonWithAuxAdam(_complete(groups, **options))
-
-
-def _keller_jordan(groups: Groups, **options: Any) -> Any:
-    _clone("keller_jordan")
-    return _jordans(groups, **options)
-
-
-def _keller_jordan_on_ranks(world: World, mesh: Any, groups: Groups, **options: Any) -> Any:
-    _clone("keller_jordan")
-    return _jordans_on_ranks(world, mesh, groups, **options)
-
-
-def _fsdp2s(groups: Groups, **options: Any) -> Any:
-    return importlib.import_module("muon_fsdp2").Muon(_complete(groups, **options))
-
-
 ON_NCCL: dict[str, Any] = JORDAN | {"marks": USE_MUON}  # they gather matrices of several shapes at once: not on gloo
-keller_jordan = Adapter(_keller_jordan, on_ranks=_keller_jordan_on_ranks, **ON_NCCL)
-muon_optimizer = Adapter(_jordans, on_ranks=_jordans_on_ranks, **ON_NCCL)
+
+
+def _jordans(clone: str = "") -> Adapter:
+    one, ranks = (_of_groups("muon", name, clone) for name in ("SingleDeviceMuonWithAuxAdam", "MuonWithAuxAdam"))
+    return Adapter(one, on_ranks=_on_ranks(ranks), **ON_NCCL)
+
+
+keller_jordan, muon_optimizer = _jordans("keller_jordan"), _jordans()
 muon_fsdp2 = Adapter(
-    _fsdp2s,
+    _of_groups("muon_fsdp2"),
     placements=("fsdp", "resumed"),
     lacks={
         name: "it is for FSDP2; on one device it calls a function that it does not have."
@@ -164,33 +169,10 @@ def _timms(groups: Groups, **options: Any) -> Any:
     return importlib.import_module("timm.optim.muon").Muon(groups, **options)
 
 
-def _kozistrs(groups: Groups, **options: Any) -> Any:
-    return importlib.import_module("pytorch_optimizer").Muon(_complete(groups, **options))
-
-
-def _kozistrs_on_ranks(world: World, mesh: Any, groups: Groups, **options: Any) -> Any:
-    return importlib.import_module("pytorch_optimizer").DistributedMuon(_complete(groups, **options))
-
-
-def _jiis(module: str) -> Any:
-    """Return how to make the Muon of dtensor-muon or muonium, which is its successor."""
-    settings: dict[str, Any] = {"use_cautious_wd": False, "orthogonalization_strategy": "newton_schulz"}
-    settings |= {} if module == "muonium" else {"fused_adam": False}
-
-    def make(groups: Groups, **options: Any) -> Any:
-        return importlib.import_module(module).Muon(groups, **settings | options)
-
-    return make
-
-
 def _optimuons(groups: Groups, **options: Any) -> Any:
     plain: dict[str, Any] = {"normuon": False, "cautious_wd": False, "gram_ns": False, "ns_norm_scale": 1.0}
     coefficients = importlib.import_module("optimuon").NS_COEFFICIENTS_DEFAULT
     return importlib.import_module("optimuon").Muon(groups, ns_coefficients=coefficients, **plain | options)
-
-
-def _advanced(groups: Groups, **options: Any) -> Any:
-    return importlib.import_module("adv_optm").Muon_adv(groups, **options)
 
 
 timm = Adapter(
@@ -203,22 +185,31 @@ timm = Adapter(
     epsilon=1e-7,
 )
 pytorch_optimizer = Adapter(
-    _kozistrs, on_ranks=_kozistrs_on_ranks, **ON_NCCL | {"flags": ({"foreach": True},)}
-)  # fmt: skip
+    _of_groups("pytorch_optimizer"),
+    on_ranks=_on_ranks(_of_groups("pytorch_optimizer", "DistributedMuon")),
+    flags=({"foreach": True},),
+    **ON_NCCL,
+)
 _DTENSORS: dict[str, Any] = dict(
     option_names={"weight_decay": "wd"},
     marks={"adamw": {"algorithm": "adamw"}},
     nesterov=True,
     scale="original",
-    placements=("replicated", *ROWS, "columns", "hybrid", "tp"),
+    placements=("replicated", "fsdp", "fsdp_uneven", "fsdp_short", "resumed", "columns", "hybrid", "tp"),
 )
-muonium = Adapter(_jiis("muonium"), **_DTENSORS)
-dtensor_muon = Adapter(_jiis("dtensor_muon"), **_DTENSORS)
+_PLAIN: dict[str, Any] = {"use_cautious_wd": False, "orthogonalization_strategy": "newton_schulz"}
+muonium = Adapter(_of_options("muonium", **_PLAIN), **_DTENSORS)  # dtensor-muon's successor
+dtensor_muon = Adapter(_of_options("dtensor_muon", fused_adam=False, **_PLAIN), **_DTENSORS)
 optimuon = Adapter(_optimuons, nesterov=True, momentum_kind="average", scale="original", flags=({"foreach": False},))
 adv_optm = Adapter(
-    _advanced, option_names={"momentum": "beta1"}, marks=USE_MUON, nesterov=True, epsilon=1e-7, lacks={
+    _of_options("adv_optm", "Muon_adv"),
+    option_names={"momentum": "beta1"},
+    marks=USE_MUON,
+    nesterov=True,
+    epsilon=1e-7,
+    lacks={
         **UNCYCLED,
         "singular values": "it divides the update by its own norm, so that singular values depend on one another.",
         "AdamW for the rest": "its AdamW has options of other names.",
     },
-)  # fmt: skip
+)
