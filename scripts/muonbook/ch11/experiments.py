@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -188,9 +188,9 @@ def train_digits(name: str | None, grid: Grid) -> Visit:
     return Visit(run.parameters, [], "", run.losses[-1])
 
 
-def visit_on_rank(world: launch.World, name: str | None, scenario: Scenario) -> Visit:
-    """Return what this rank sees of one exhibit in one scenario, if its world does not end."""
-    return visit(name, scenario, Grid.of(world))
+def visit_lonely(world: launch.World, name: str) -> Visit:
+    """Return what this rank sees of one exhibit where a rank owns nothing, if its world does not end."""
+    return visit(name, LONELY, Grid.of(world))
 
 
 def moved(found: dict[str, Tensor], scenario: Scenario) -> dict[str, float]:
@@ -211,19 +211,29 @@ Ranks = Sequence[Mapping[tuple[Exhibit, str], Visit]]  # what every rank saw, by
 
 
 def tour(world: launch.World, names: Sequence[Exhibit]) -> Ranks | None:
-    """Return what every rank sees of each exhibit in every scenario, and on the digits.
-
-    An error is part of what one sees. It reads the same on all ranks, or they would not meet again afterwards.
-    """
-    grid, seen = Grid.of(world), {}
+    """Return what every rank sees of each exhibit in every scenario, and on the digits."""
+    grid = Grid.of(world)
+    seen = visit_all(names, grid)
     for name in names:
-        visits = {label: functools.partial(visit, name, scenario, grid) for label, scenario in SCENARIOS.items()}
-        for label, take in (visits | {DIGITS: functools.partial(train_digits, name, grid)}).items():
-            try:
-                seen[name, label] = take()
-            except (IndexError, RuntimeError) as error:
-                seen[name, label] = Visit({}, [], f"{type(error).__name__}: {error}")
+        seen[name, DIGITS] = survived(functools.partial(train_digits, name, grid))
     return world.gather(seen)
+
+
+def visit_all(names: Sequence[Exhibit], grid: Grid) -> dict[tuple[Exhibit, str], Visit]:
+    """Return what this rank sees of each exhibit in every scenario."""
+    return {
+        (name, label): survived(functools.partial(visit, name, scenario, grid))
+        for name in names
+        for label, scenario in SCENARIOS.items()
+    }
+
+
+def survived(take: Callable[[], Visit]) -> Visit:
+    """Return the visit, of which an error is a part: it reads the same on all ranks, or they would not meet again."""
+    try:
+        return take()
+    except (IndexError, RuntimeError) as error:
+        return Visit({}, [], f"{type(error).__name__}: {error}")
 
 
 def report(ranks: Ranks, names: Sequence[Exhibit]) -> tuple[bool, dict[str, list[str]]]:
@@ -309,7 +319,7 @@ def show_table(names: Sequence[Exhibit], ranks: Ranks) -> None:
 def show_lonely() -> None:
     """Show the one exhibit that can end a rank: it gets a world of its own."""
     try:
-        launch.run("muonbook.ch11.experiments:visit_on_rank", ("empty shard", LONELY), dp=DP, tp=TP, timeout=5)
+        launch.run("muonbook.ch11.experiments:visit_lonely", ("empty shard",), dp=DP, tp=TP, timeout=5)
         print("  a rank owns nothing: nothing happened")
     except launch.WorldError as error:
         who = "a rank" if error.rank is None else f"DP rank {error.rank // TP}"

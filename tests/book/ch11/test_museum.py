@@ -9,97 +9,77 @@ import torch
 from distmuon import launch
 from distmuon.sharding.grid import Grid
 from distmuon.verify.certificate import difference, identical
-from muonbook.ch11 import experiments as workers
+from muonbook.ch11 import experiments
 from muonbook.ch11.museum import EXHIBITS, broken
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RESULTS = [f"{scenario}: result" for scenario in workers.SCENARIOS]  # bitwise equal to single-device Muon
-BYTES = [f"{scenario}: bytes" for scenario in workers.SCENARIOS]  # counted == predicted, on every rank
-RAISES = [f"{scenario}: raises" for scenario in workers.SCENARIOS]
+ALL = list(experiments.SCENARIOS)
+RAISES = {"stops": ALL}
+RESULTS = {"result": ALL}  # not bitwise equal to single-device Muon
+RESULTS_AND_BYTES = {"result": ALL, "bytes": ALL}  # and a rank has counted others than were predicted
 
-CAUGHT_BY: dict[str | None, list[str]] = {
-    None: [],
-    "stale group parameters": ["two groups: result"],
+CAUGHT_BY: dict[str | None, dict[str, list[str]]] = {
+    None: {},
+    "stale group parameters": {"result": ["two groups"]},
     "1-D view": RAISES,
     "missing padding": RAISES,
     "wrong tp dim": RESULTS,
-    "block-wise Newton–Schulz": RESULTS + BYTES,
-    "owned piece only": RESULTS + BYTES,
-    "empty shard": [],  # every rank owns a piece in these scenarios; see the test of a lonely rank
+    "block-wise Newton–Schulz": RESULTS_AND_BYTES,
+    "owned piece only": RESULTS_AND_BYTES,
+    "empty shard": {},  # every rank owns a piece in these scenarios; the page shows what a lonely rank does
     "gradient, not momentum": RESULTS,
     "no Newton–Schulz": RESULTS,
-    "cast before normalizing": ["large gradients: result"],
-    "once per micro-batch": ["two micro-batches: result", "two micro-batches: bytes"],
+    "cast before normalizing": {"result": ["large gradients"]},
+    "once per micro-batch": {"result": ["two micro-batches"], "bytes": ["two micro-batches"]},
 }
-
-
+WITHOUT_ROWS = experiments.Scenario(groups=(("columns", "whole", "other"),))
 HOW = {"ours": "nowhere in public", "run": "run)", "reported": "reported", "read": "read"}  # the first that "Seen" has
 
 
+def visit_all(world: launch.World) -> dict[tuple[str | None, str], experiments.Visit]:
+    grid = Grid.of(world)
+    seen = experiments.visit_all([None, *EXHIBITS], grid)
+    seen["1-D view", "without rows"] = experiments.visit("1-D view", WITHOUT_ROWS, grid)
+    seen[None, "lonely"] = experiments.visit(None, experiments.LONELY, grid)
+    return seen
+
+
 @pytest.fixture(scope="module")
-def visits():
+def visits() -> list[dict[tuple[str | None, str], experiments.Visit]]:
     """Every exhibit in every scenario, on one 2 x 2 grid: one dict per rank."""
-    return launch.run(workers.tour, ([None, *EXHIBITS],), dp=workers.DP, tp=workers.TP)[0]
-
-
-def failed_checks(visits, name: str | None) -> set[str]:
-    failed = set()
-    for label, scenario in workers.SCENARIOS.items():
-        reference = workers.alone(scenario)
-        for found in visits:
-            seen = found[name, label]
-            if seen.error:
-                failed.add(f"{label}: raises")
-                continue
-            if not identical(seen.parameters, reference):
-                failed.add(f"{label}: result")
-            if seen.bytes:
-                failed.add(f"{label}: bytes")
-    return failed
+    return launch.run(visit_all, dp=experiments.DP, tp=experiments.TP)
 
 
 @pytest.mark.parametrize("name", [None, *EXHIBITS], ids=lambda name: name or "the healthy code")
 def test_exactly_the_named_checks_catch_it(visits, name: str | None) -> None:
-    assert failed_checks(visits, name) == set(CAUGHT_BY[name])
-    assert name is None or EXHIBITS[name].__doc__
+    off = {alarm: labels for alarm, labels in experiments.alarms(name, visits).items() if labels}
+    assert off == CAUGHT_BY[name]
+    for label in off.get("stops", []):  # all ranks, with the same words
+        assert len({seen[name, label].error for seen in visits}) == 1
 
 
 def moved(visits, name: str, label: str) -> dict[str, float]:
-    return workers.moved(visits[0][name, label].parameters, workers.SCENARIOS[label])
+    return experiments.moved(visits[0][name, label].parameters, experiments.SCENARIOS[label])
 
 
 def test_with_stale_parameters_the_first_group_stands_still_and_the_second_moves_twice(visits) -> None:
     parameters = visits[0]["stale group parameters", "two groups"].parameters
-    start = workers.initial()
+    start = experiments.initial()
     assert all(torch.equal(parameters[key], start[key]) for key in ("columns", "rows"))
     far = moved(visits, "stale group parameters", "two groups")
     assert far["whole"] == pytest.approx(10, rel=0.02)  # once more, with the first group's tenfold learning rate
 
 
-def test_the_two_variants_that_raise_say_the_same_on_every_rank(visits) -> None:
-    said = {"1-D view": "Dimension out of range", "missing padding": "is invalid for input of size 63"}
-    for name, words in said.items():
-        assert {found[name, "one group"].error for found in visits} == {visits[0][name, "one group"].error}
-        assert words in visits[0][name, "one group"].error
-
-
-def test_without_tensor_parallelism_a_1d_view_raises_nothing_and_is_wrong() -> None:
-    scenario, grid = workers.SCENARIOS["one group"], Grid.alone()
-    reference = workers.alone(scenario, dp=1)
-    assert identical(workers.on_grid(None, scenario, grid)[0], reference)
-    parameters, _ = workers.on_grid("1-D view", scenario, grid)
-    assert all(difference(parameters, {key: reference[key]}, workers.initial()) > 0.3 for key in reference)
-
-
-def test_a_1d_view_raises_only_where_tp_cuts_along_dimension_1() -> None:
-    scenario = workers.Scenario(groups=(("columns", "whole", "other"),))  # without `rows`
-    for seen in launch.run(workers.visit_on_rank, ("1-D view", scenario), dp=workers.DP, tp=workers.TP):
-        far = workers.moved(seen.parameters, scenario)
-        assert {key for key, distance in far.items() if distance > 0.3} == {"columns", "whole", "other"}
-    rows = workers.Scenario(groups=(("rows",),))
-    with pytest.raises(launch.WorldError, match="Dimension out of range"):
-        launch.run(workers.visit_on_rank, ("1-D view", rows), dp=workers.DP, tp=workers.TP)
+def test_a_1d_view_raises_only_where_tp_cuts_along_dimension_1_and_else_is_wrong(visits) -> None:
+    assert "Dimension out of range" in visits[0]["1-D view", "one group"].error
+    far = experiments.moved(visits[0]["1-D view", "without rows"].parameters, WITHOUT_ROWS)
+    assert {key for key, distance in far.items() if distance > 0.3} == {"columns", "whole", "other"}
+    scenario, grid = experiments.SCENARIOS["one group"], Grid.alone()
+    reference = experiments.alone(scenario, dp=1)
+    assert identical(experiments.on_grid(None, scenario, grid)[0], reference)
+    parameters, _ = experiments.on_grid("1-D view", scenario, grid)
+    assert all(difference(parameters, {key: reference[key]}, experiments.initial()) > 0.3 for key in reference)
 
 
 @pytest.mark.parametrize(
@@ -121,16 +101,11 @@ def test_a_gathered_gradient_takes_a_first_step_that_differs_by_rounding_alone(v
     assert min(moved(visits, "gradient, not momentum", "one group").values()) > 0.2
 
 
-def test_a_rank_that_owns_nothing_ends_the_world_of_those_who_wait_for_it() -> None:
-    healthy = launch.run(workers.visit_on_rank, (None, workers.LONELY), dp=workers.DP, tp=workers.TP)
-    assert all(set(workers.moved(seen.parameters, workers.LONELY).values()) == {0.0} for seen in healthy)
-    with pytest.raises(launch.WorldError, match="dp_gather"):
-        launch.run(workers.visit_on_rank, ("empty shard", workers.LONELY), dp=workers.DP, tp=workers.TP, timeout=20)
-
-
-def test_casting_first_turns_large_gradients_into_nan(visits) -> None:
+def test_casting_first_turns_large_gradients_into_nan_and_a_lonely_rank_is_right_in_the_healthy_code(visits) -> None:
     parameters = visits[0]["cast before normalizing", "large gradients"].parameters
     assert all(value.isnan().all() for value in parameters.values())
+    for seen in visits:
+        assert set(experiments.moved(seen[None, "lonely"].parameters, experiments.LONELY).values()) == {0.0}
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
