@@ -29,8 +29,8 @@ def parse():
     launch.add_arguments(parser, dp=4, tp=2)
     puzzles.add_arguments(parser)
 
-    words = "put the certificate on trial: optimizers with one small mistake each"
-    parser.add_argument_group("the job").add_argument("--mutants", action="store_true", help=words)
+    words = "put the certificate on trial: optimizers with one small mistake each, all or those named"
+    parser.add_argument_group("the job").add_argument("--mutants", nargs="*", metavar="NAME", help=words)
     training, default = parser.add_argument_group("the training"), Recipe().strategy
     add_arguments(training, "steps", "batch", "micro_batches", "optimizer")
     words = f"how Muon sees whole matrices; or a .py file with moves of your own (default: {default})"
@@ -51,7 +51,7 @@ def main():
     if (code := puzzles.handle(arguments, global_norm.PUZZLE)) is not None:
         return code
     launch.chosen_job(arguments, TAKES)
-    if arguments.mutants:
+    if arguments.mutants is not None:
         return try_certificate(arguments)
     for option in OF_MUON:
         if option in arguments.given and arguments.optimizer == "adamw":
@@ -79,7 +79,15 @@ def try_certificate(arguments):
         )
     recipe = Recipe(steps=4, batch=64).shared_by(dp).check(dp, tp)
     check_json(arguments)
-    return run_job(arguments, "muonbook.ch10.mutant_trial:work", (recipe,), recipe, dp, tp, arguments.threads)
+    from muonbook.ch10.mutants import MUTANTS  # imports torch: only now
+
+    for name in arguments.mutants:
+        if name not in MUTANTS:
+            raise launch.UsageError(
+                f"--mutants {name!r}: there is no such mistake; choose one of {', '.join(MUTANTS)}."
+            )
+    names = arguments.mutants or list(MUTANTS)
+    return run_job(arguments, "muonbook.ch10.mutant_trial:work", (recipe, names), recipe, dp, tp, arguments.threads)
 
 
 if __name__ == "__main__":

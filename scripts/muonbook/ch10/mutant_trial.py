@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from distmuon.verify.certificate import Certificate, Evidence
 from distmuon.verify.problem import train_on_grid
 from distmuon.verify.training import problem_of
 from muonbook.ch10.mutants import MUTANTS
+from muonbook.jobs import plural
 
 HEALTHY = "none"
 COLUMNS = ("exact", "exact bf16", "float64", "unrounded", "float32", "replicas")
@@ -51,15 +53,15 @@ class Judged(NamedTuple):
         }
 
 
-def work(world: World, recipe: Recipe) -> tuple[dict[str, Trained], torch.device] | None:
-    """Train every optimizer as the certificate does, one after the other in one world; None on all ranks but 0.
+def work(world: World, recipe: Recipe, names: Sequence[str]) -> tuple[dict[str, Trained], torch.device] | None:
+    """Train healthy Muon and these mutants as the certificate does, in one world; None on all ranks but 0.
 
     recipe: of a float32 model.
     """
     grid = Grid.of(world)
     data, _ = digits(grid, recipe.seed)
     trained: dict[str, Trained] = {}
-    for name, muon in ({HEALTHY: DistributedMuon} | MUTANTS).items():
+    for name, muon in {HEALTHY: DistributedMuon, **{name: MUTANTS[name] for name in names}}.items():
         problem, bf16 = (problem_of(each, data, grid.tp.size, muon) for each in (recipe, _bf16(recipe)))
         evidence = certificate.gather_evidence(problem, grid, train_on_grid(problem, grid))
         trained[name] = Trained(evidence, certificate.exact_on_grid(bf16, grid).parameters)
@@ -74,7 +76,8 @@ def report(
     verdicts = {name: one.verdicts for name, one in judged.items()}
     unnoticed = [name for name, rows in verdicts.items() if name != HEALTHY and False not in rows.values()]
     healthy = False not in verdicts[HEALTHY].values()
-    print(f"{len(MUTANTS)} mistakes, one at a time, on {dp} DP x {tp} TP ranks; what each row of the certificate says:")
+    mistakes = plural(len(verdicts) - 1, "mistake")
+    print(f"{mistakes}, one at a time, on {dp} DP x {tp} TP ranks; what each row of the certificate says:")
     print("\n".join(table(verdicts)))
     print(f"Every mistake is noticed by some row: {not unnoticed}. Without one, no row fails: {healthy}.")
     differences = {name: one.differences for name, one in judged.items()}

@@ -69,11 +69,10 @@ def test_what_is_not_rounded_is_held_a_thousand_times_tighter(trial: dict[str, A
 
 def test_the_page_shows_the_lines_of_which_it_speaks(trial: dict[str, Any]) -> None:
     shown = stored_pages.cell_with("11_bug_museum", "--mutants").printed.splitlines()
-    told = "none", "no weight decay", "gradients not divided by D", "no master weights", "stale parameters on one rank"
-    first, *lines = table(trial["verdicts"])
+    told = HEALTHY, "no weight decay", "gradients not divided by D", "no master weights", "stale parameters on one rank"
+    first, *lines = table({name: trial["verdicts"][name] for name in told})
     assert shown[1] == first
-    assert [line[:34] for line in shown[2:-1]] == [line[:34] for line in lines if line[2:34].strip() in told]
-    assert len(shown[2:-1]) == len(told)
+    assert [line[:34] for line in shown[2:-1]] == [line[:34] for line in lines]
     assert shown[-1] == "Every mistake is noticed by some row: True. Without one, no row fails: True."
 
 
@@ -81,8 +80,7 @@ def test_the_page_shows_the_lines_of_which_it_speaks(trial: dict[str, Any]) -> N
     ("wrong", "says"),
     [
         ("--mutants --dp 4 --tp 1", "--mutants --dp 4 --tp 1: most mistakes need both cuts; choose 2 or more of each."),
-        ("--mutants --tp 3", "--tp 3 does not divide the layers' 256 features; choose one of 1, 2, 4, 8, 16, 32"),
-        ("--mutants --steps 9", "--steps does nothing with --mutants; leave one of the two out."),
+        ("--mutants Nesterov", "--mutants 'Nesterov': there is no such mistake; choose one of no weight decay, "),
     ],
 )
 def test_mutants_that_cannot_be_tried_are_refused_in_a_sentence(wrong: str, says: str) -> None:
