@@ -19,8 +19,8 @@ from distmuon.launch import WorldError
 from muonbook.ch18 import outages
 from muonbook.ch18.checkpoint_contents import same_end
 from muonbook.ch18.drills import table
+from muonbook.ch18.drills.drills import OF_RANKS, TRIES
 from muonbook.ch18.drills.harness import EVERY, STEPS, Attempt, DrillFailed, DrillGround
-from muonbook.ch18.drills.ranks import DRILLS, TRIES
 from muonbook.measure import results
 
 ONE_OF_EACH = (
@@ -139,7 +139,7 @@ def test_a_training_that_a_busy_machine_ends_before_its_fault_is_begun_again(
 def test_a_drill_that_goes_otherwise_fails(
     ground: DrillGround, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], again: Attempt, says: str
 ) -> None:
-    monkeypatch.setitem(DRILLS, NAME, DRILLS[NAME]._replace(**wrong))
+    monkeypatch.setitem(OF_RANKS, NAME, OF_RANKS[NAME]._replace(**wrong))
     with pytest.raises(DrillFailed, match=says):
         played(monkeypatch, ground, KILLED, again)
 

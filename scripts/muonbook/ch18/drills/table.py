@@ -10,15 +10,14 @@ from typing import Any
 from distmuon import launch
 from distmuon.launch import session
 from muonbook.ch18 import checkpoint_contents, cluster, outages
-from muonbook.ch18.drills import commands, files, harness, ranks
+from muonbook.ch18.drills import harness
+from muonbook.ch18.drills.drills import AT_ONCE, AT_TIMEOUT, BY_ITSELF, ON_GROUND
 from muonbook.ch18.drills.harness import SAME, DrillFailed, DrillGround, Row
-from muonbook.ch18.drills.ranks import AT_ONCE, AT_TIMEOUT, BY_ITSELF
 
 ALL = "all"
 SAME_RANKS = f"{SAME}, of the same numbers of ranks"
 WHERE = "a machine"
 STAYS_AWAY, JOINS = "a machine does not come back", "a machine joins"
-ON_GROUND = {**dict.fromkeys(ranks.DRILLS, ranks.play), **files.DRILLS, **commands.DRILLS}
 NAMES = (*ON_GROUND, *outages.OUTAGES, STAYS_AWAY, JOINS)
 
 
