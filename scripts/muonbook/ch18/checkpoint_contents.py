@@ -6,23 +6,18 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from distmuon.extras.checkpoint import manifest, runs
 
 STEP = re.compile(r'\{"step": (\d+)')  # how a line of metrics.jsonl begins
 
 
-class Contents(NamedTuple):
-    """What is in a checkpoint, wherever in its files. pieces: (tensor, where the piece begins) -> sha256."""
+def contents(checkpoint: Path) -> tuple[dict[tuple[str, tuple[int, ...]], str], list[manifest.StoredGroup], Any]:
+    """Return what is in a checkpoint, wherever in its files: {(tensor, where a piece begins): sha256}, groups, notes.
 
-    pieces: dict[tuple[str, tuple[int, ...]], str]
-    groups: list[manifest.StoredGroup]
-    notes: dict[str, Any]
-
-
-def contents(checkpoint: Path) -> Contents:
-    """Return what is in a checkpoint; a run that has begun anew writes the same tensors in another order."""
+    A run that has begun anew writes the same tensors in another order.
+    """
     found = manifest.read_manifest(checkpoint)
     files = {name: (checkpoint / name).read_bytes() for name in found.files}
     pieces = {
@@ -32,7 +27,7 @@ def contents(checkpoint: Path) -> Contents:
         for name, tensor in found.tensors.items()
         for chunk in tensor.chunks
     }
-    return Contents(pieces, found.groups, found.notes)
+    return pieces, found.groups, found.notes
 
 
 def reached(run: Path) -> int:

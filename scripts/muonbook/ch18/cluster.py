@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from distmuon.extras.checkpoint import runs
 from distmuon.launch import WorldError
@@ -125,9 +124,9 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for machine in self.machines:
-            machine.__exit__(kind, error, at)
+            machine.remove()
 
 
 def _free_port() -> int:

@@ -25,7 +25,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from muonbook import network_emulation, processes
 
@@ -123,10 +122,8 @@ class Machine:
         assert self.process
         return self.process.wait(seconds)
 
-    def __enter__(self) -> Machine:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def remove(self) -> None:
+        """Kill what runs on it, as if somebody had pulled its plug, and leave nothing behind."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
         self._clear()

@@ -12,7 +12,6 @@ import pytest
 import stored_pages
 import train
 import worlds
-from patient_commands import WORKER, finish
 
 from distmuon.extras.checkpoint import runs
 from distmuon.launch import WorldError
@@ -23,6 +22,7 @@ from muonbook.ch18.drills.drills import OF_RANKS, TRIES
 from muonbook.ch18.drills.harness import EVERY, STEPS, Attempt, DrillFailed, DrillGround
 from muonbook.measure import results
 
+WORKER = str(worlds.ROOT / "scripts" / "18_beyond_one_machine.py")
 ONE_OF_EACH = (
     "killed in a collective",
     "left without a word",
@@ -68,7 +68,7 @@ def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
 @pytest.mark.timeout(900)
 def test_a_drill_on_machines_ends_as_it_is_stored(tmp_path: Path) -> None:
     """Whether machines may have networks of their own or share one: what comes of the drill is the same."""
-    ending = finish(WORKER, "--drill", *ON_MACHINES, "--json", str(tmp_path / "drills.json"))
+    ending = worlds.finish(WORKER, "--drill", *ON_MACHINES, "--json", str(tmp_path / "drills.json"))
     assert ending.code == 0, ending.err
     rows = json.loads((tmp_path / "drills.json").read_text())["drills"]
     assert [row["drill"] for row in rows] == list(ON_MACHINES)

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 import worlds
-from patient_commands import WORKER, finish
 
 from distmuon.launch import WorldError
 from muonbook.ch18 import soak
 from muonbook.ch18.drills.faults import Footprint
 from muonbook.measure import results
 
+WORKER = str(worlds.ROOT / "scripts" / "18_beyond_one_machine.py")
+
 
 def test_a_short_soak_ends_at_the_undisturbed_loss_and_leaks_nothing(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     words = ["--soak", "--steps", "60", "--ranks", "2", "--kill-every", "15", "--json", str(file)]
-    ending = finish(WORKER, *words)
+    ending = worlds.finish(WORKER, *words)
     assert (ending.code, ending.err) == (0, "")
     found = json.loads(file.read_text())
     assert len(found["kills"]) == 3
