@@ -209,19 +209,7 @@ def test_the_map_in_words_says_how_many_in_english(dp: int, tp: int, says: str) 
             "--whole-every does nothing with --optimizer adamw; leave one of the two",
         ),
         ("--tp 3", "--tp 3 does not divide the layers' 256 features; choose one of 1, 2, 4, 8, 16, 32, 64, 128, 256."),
-        (
-            "--dp 3",
-            "--micro-batches 8 cannot be shared out by --dp 3 ranks; choose for instance --batch 513 --micro-ba",
-        ),
         ("--dp 2000", "--dp 2000: there are 1500 digits to share out; choose at most as many ranks."),
-        (
-            "--batch 10",
-            "--batch 10 cannot be cut into 8 equal pieces; choose for instance --batch 8 --micro-batches 8.",
-        ),
-        (
-            "--batch 2048",
-            "--batch 2048 is more than the 1500 digits there are; choose for instance --batch 1496 --micro-",
-        ),
         ("--lr -1", "--lr -1: must be a positive number."),
         ("--figure run.bmp", "--figure run.bmp: figures are saved as .png or .svg; choose such a name."),
         ("--json {folder}", "--json {folder}: that is a folder; name a file in it."),
