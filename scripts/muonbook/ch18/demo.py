@@ -25,7 +25,7 @@ def report(obstacle: str | None) -> Generator[str]:
     Raises WorldError where the end is not that of one machine.
     """
     with tempfile.TemporaryDirectory(prefix="story-", dir=session.directory()) as home:
-        cluster = Cluster(Path(home) / "cluster", apart=obstacle is None)
+        cluster = Cluster(Path(home) / "cluster", ranks=1, apart=obstacle is None)
         outages.prepare(cluster, len(AFTERWARDS))
         yield from _beginning(cluster, obstacle)
         alone = outages.undisturbed(cluster, Path(home) / "one machine")
@@ -43,15 +43,15 @@ def report(obstacle: str | None) -> Generator[str]:
 
 
 def _beginning(cluster: Cluster, obstacle: str | None) -> Iterator[str]:
-    ranks, last = cluster.ranks, runs.at_step("RUN", cluster.steps)
-    yield f"Two machines, a and b, of {ranks} ranks each; {cluster.steps} steps, a checkpoint every {cluster.every}."
+    ranks, last = jobs.plural(cluster.ranks, "rank"), runs.at_step("RUN", cluster.steps)
+    yield f"Two machines, a and b, of {ranks} each; {cluster.steps} steps, a checkpoint every {cluster.every}."
     if obstacle is None:
         yield f"{jobs.HERE}each has a network, a name and processes of its own, and a cable to the switch."
     else:
         yield f"{jobs.HERE}both share one network, and b is stopped (SIGSTOP) where it has to fall silent: {obstacle}"
     yield "On both runs the same:"
     yield f"  python scripts/keep_going.py --until {last} -- \\"
-    yield f"    torchrun --nnodes {cluster.nodes} --nproc-per-node {ranks} --max-restarts 0 \\"
+    yield f"    torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.ranks} --max-restarts 0 \\"
     yield "    --rdzv-backend c10d --rdzv-endpoint a:29500 scripts/train.py \\"
     yield f"    --timeout {cluster.timeout:g} --folder RUN"
     yield ""

@@ -15,7 +15,6 @@ import cluster_worker
 import pytest
 import stored_pages
 import worlds
-from patient_commands import finish
 
 from muonbook import jobs
 from muonbook.ch18 import demo
@@ -35,12 +34,12 @@ def test_two_machines_lose_power_and_cable_and_end_at_the_bits_of_one() -> None:
         "step 40   finished: both loops end, with exit code 0 and 0",
     ]
     assert out.count("says: Timed out waiting") == 2
-    assert lines[-1].endswith("of 4 ranks on one machine to which nothing happened, bit for bit.")
+    assert lines[-1].endswith("of 2 ranks on one machine to which nothing happened, bit for bit.")
 
 
 def test_two_machines_on_one_network_of_which_one_falls_silent_train_what_one_trains() -> None:
     """With networks of their own they do so on the page, and in the drills."""
-    ending = finish(CLUSTER, cluster_worker.TOGETHER, "a cable is pulled")
+    ending = worlds.finish(CLUSTER, cluster_worker.TOGETHER, "a cable is pulled")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.splitlines() == [
         "a cable is pulled: Timed out waiting 5000ms; 3 lost", "exit codes 0 0 0", "to the bit True"
