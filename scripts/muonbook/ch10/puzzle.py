@@ -71,7 +71,7 @@ PUZZLE = Puzzle(
         "Leave a piece out where tp_split_dim is None and grid.tp.rank is not 0. Then sum over the whole world.",
     ),
     goal="Compute the norm of a gradient of which no rank holds all, and some ranks hold the same part.",
-    dp=4,
+    dp=2,
     tp=2,
 )
 
