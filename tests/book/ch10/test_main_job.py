@@ -16,7 +16,7 @@ from distmuon import launch
 from distmuon.models import recipe
 from distmuon.optim import strategies
 from distmuon.sharding import layout
-from distmuon.verify import bounds, certificate, training
+from distmuon.verify import bounds, training
 from muonbook import jobs
 from muonbook.ch10 import main_job
 
@@ -112,7 +112,7 @@ def test_one_rank_in_float64_is_its_own_reference() -> None:
     assert ending.out.endswith(VERIFIED)
 
 
-def test_a_failed_certificate_and_a_byte_too_many_are_said_and_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_byte_too_many_is_said_and_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_more(*given: Any) -> Any:
         ledger = training_predicts(*given)
         ledger.record("all_gather", "dp", 2, 10, "something else")
@@ -120,10 +120,8 @@ def test_a_failed_certificate_and_a_byte_too_many_are_said_and_exit_with_1(monke
 
     training_predicts = training.predict_run
     monkeypatch.setattr(training, "predict_run", one_more)
-    monkeypatch.setattr(certificate, "identical", lambda *given: False)
     ending = alone("--dtype", "float64")
     assert ending.code == 1
-    assert re.search("^  exact .*not equal .*FAIL$", ending.out, re.MULTILINE)
     assert "  FAIL rank 0: all_gather over dp (something else)" in ending.out
     assert "counted = predicted" not in ending.out
     assert "luck" not in ending.out  # nothing is rounded to bf16 here
