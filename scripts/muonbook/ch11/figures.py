@@ -1,7 +1,6 @@
-"""The six exhibits of the tour on a card: right and wrong next to each other, a pair of small drawings for each.
+"""Four exhibits of the tour on a card: right and wrong next to each other, a pair of small drawings for each.
 
-What a drawing shows is computed by the real code on a tiny tensor wherever it has numbers in it; tests hold the rest
-to what the exhibits do.
+What a drawing shows is computed by the real code on a tiny tensor wherever it has numbers in it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyArrowPatch
+from matplotlib.patches import FancyArrowPatch
 
 from distmuon.optim.newton_schulz import newton_schulz, singular_values
 from muonbook.figures.healthy import HEALTHY, is_healthy
@@ -55,13 +54,6 @@ class Thumbnail:
     def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = INK, lw: float = 1.5) -> None:
         self.axes.add_patch(FancyArrowPatch(self.at(*start), self.at(*end), arrowstyle="-|>", mutation_scale=9,
                                             color=colour, lw=lw, shrinkA=0, shrinkB=0))  # fmt: skip
-
-    def disc(self, x: float, y: float, colour: str, absent: bool = False) -> None:
-        look = {"fc": "none", "ls": (0, (2, 2)), "ec": MUTED} if absent else {"fc": colour, "ec": INK}
-        self.axes.add_patch(Circle(self.at(x, y), 0.2 * self.height, lw=1, **look))
-
-    def line(self, *points: tuple[float, float]) -> None:
-        self.axes.plot(*zip(*(self.at(*point) for point in points), strict=True), color=INK, lw=1.6)
 
     def say(self, x: float, y: float, text: str) -> None:
         left, top = self.at(x, y)
@@ -108,16 +100,6 @@ def _owned_piece(thumb: Thumbnail) -> None:
     thumb.matrix(4, 5, [dp_colour(0)] * 9 + ["#FFFFFF" if thumb.wrong else dp_colour(1)] * 11)
 
 
-def _empty_shard(thumb: Thumbnail) -> None:
-    thumb.disc(0.15, 0.5, dp_colour(0))
-    thumb.disc(0.85, 0.5, dp_colour(1), absent=thumb.wrong)
-    thumb.arrow((0.32, 0.5), (0.5, 0.5))
-    if thumb.wrong:
-        thumb.say(0.6, 0.5, "?")
-    else:
-        thumb.arrow((0.68, 0.5), (0.5, 0.5))
-
-
 def _gradient(thumb: Thumbnail) -> None:
     """Three gradients, and the direction that is gathered: their decaying sum, or the last one alone."""
     gradients = np.array([[0.5, -0.3], [0.55, 0.1], [0.3, 0.38]])
@@ -126,18 +108,6 @@ def _gradient(thumb: Thumbnail) -> None:
     for x, y in gradients:
         thumb.arrow((0.1, 0.5), (0.1 + x, 0.5 + y), PADDING)
     thumb.arrow((0.1, 0.5), (0.1 + chosen[0], 0.5 + chosen[1]), ACCENT if thumb.wrong else INK, 2.4)
-
-
-def _micro_batches(thumb: Thumbnail) -> None:
-    """Two micro-batches, and the steps taken."""
-    for n, y in enumerate((0.08, 0.6)):
-        thumb.box(0.02, y, 0.2, 0.32)
-        if thumb.wrong:
-            thumb.arrow((0.28, y + 0.16), (0.95, y + 0.16), ACCENT)
-        else:
-            thumb.line((0.24, y + 0.16), (0.46, 0.5))
-            if n:
-                thumb.arrow((0.46, 0.5), (0.95, 0.5))
 
 
 @cache
@@ -158,16 +128,15 @@ LABELS = {
     ),
     "owned piece only": Label("All of the matrix.", "This rank's piece, zeros for the rest.", _owned_piece),
     "gradient, not momentum": Label("The sum of what came before.", "The last gradient alone.", _gradient),
-    "once per micro-batch": Label("Two micro-batches, one step.", "Two micro-batches, two steps.", _micro_batches),
-    "empty shard": Label("Both ranks come to the gather.", "One has nothing, and stays away.", _empty_shard),
 }
 
 
 # ---- The card ---------------------------------------------------------------------------------------------
 
 
-def draw_museum(title: str, names: Sequence[str] = tuple(LABELS)) -> Figure:
-    """Draw exhibits, two in a row."""
+def draw_museum(title: str) -> Figure:
+    """Draw the exhibits, two in a row."""
+    names = tuple(LABELS)
     half = (WIDTH - 2 * MARGIN - 2 * GAP) / 2
     thumb = (half - GAP) / 2
 
