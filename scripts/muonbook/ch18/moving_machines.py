@@ -6,8 +6,6 @@ done again follows from three numbers; nothing is drawn by hand.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from matplotlib.axes import Axes
 
 from muonbook.figures.player import Frame
@@ -22,77 +20,69 @@ WAITING, MEETING = "waits", "meets"  # what a column holds where it is no step
 LEFT, STRIP, GAP, DISK = 80.0, 13.0, 16.0, 34.0  # of the first column; a rank's row; between machines; the disk's row
 
 
-class OutageScene(NamedTuple):
-    """One frame: how many columns of the story have passed, and what to say."""
-
-    passed: int
-    title: str
-    caption: str
-
-
 def story() -> list[int | str]:
     """Return what each column of time holds: a step, or what is none."""
     return [*range(1, DIES_IN + 1), WAITING, MEETING, *range(SAVED + 1, STEPS + 1)]
 
 
-def scenes() -> list[OutageScene]:
-    """Return the frames' contents, in order."""
-    again = DIES_IN + 2  # the first column after the meeting
-    lost = [str(step) for step in range(SAVED + 1, DIES_IN)]
-    return [
-        OutageScene(
-            SAVED,
-            "One training, two machines",
-            "Four ranks on each. Every few steps they save whole tensors to a disk that both machines see: here after "
-            f"step {SAVED}.",
-        ),
-        OutageScene(
-            DIES_IN - 1, "A thread writes, training goes on", "Saving holds them up no longer than a copy takes."
-        ),
-        OutageScene(
-            DIES_IN,
-            f"Machine b dies in step {DIES_IN}",
-            "Power, network, a memory error: one of its parts was due. Machine a is in a collective, and waits for "
-            "parcels that nobody will send.",
-        ),
-        OutageScene(
-            DIES_IN + 1,
-            "Machine a hears of it",
-            "A process that dies closes its connections, and its peers fail at once. A machine that vanishes closes "
-            "nothing: they fail when the collective's timeout is over.",
-        ),
-        OutageScene(
-            again,
-            "Both begin again",
-            "A loop around torchrun starts it anew, on the old machine or a spare one. When all have met, they load "
-            f"step {SAVED}.",
-        ),
-        OutageScene(
-            again + len(lost),
-            f"Steps {' and '.join(lost)} once more",
-            "This is the whole loss: what was done since the last checkpoint.",
-        ),
-        OutageScene(
-            len(story()),
-            "The same end",
-            "A batch depends on its step alone. So the run ends at the bits of one that was never disturbed.",
-        ),
-    ]
+AGAIN = DIES_IN + 2  # the first column after the meeting
+LOST = [str(step) for step in range(SAVED + 1, DIES_IN)]
+SCENES = (  # how many columns of the story have passed, a title, and what to say
+    (
+        SAVED,
+        "One training, two machines",
+        "Four ranks on each. Every few steps they save whole tensors to a disk that both machines see: here after step "
+        f"{SAVED}.",
+    ),
+    (
+        DIES_IN - 1,
+        "A thread writes, training goes on",
+        "Saving holds them up no longer than a copy takes.",
+    ),
+    (
+        DIES_IN,
+        f"Machine b dies in step {DIES_IN}",
+        "Power, network, a memory error: one of its parts was due. Machine a is in a collective, and waits for parcels "
+        "that nobody will send.",
+    ),
+    (
+        DIES_IN + 1,
+        "Machine a hears of it",
+        "A process that dies closes its connections, and its peers fail at once. A machine that vanishes closes "
+        "nothing: they fail when the collective's timeout is over.",
+    ),
+    (
+        AGAIN,
+        "Both begin again",
+        "A loop around torchrun starts it anew, on the old machine or a spare one. When all have met, they load step "
+        f"{SAVED}.",
+    ),
+    (
+        AGAIN + len(LOST),
+        f"Steps {' and '.join(LOST)} once more",
+        "This is the whole loss: what was done since the last checkpoint.",
+    ),
+    (
+        len(story()),
+        "The same end",
+        "A batch depends on its step alone. So the run ends at the bits of one that was never disturbed.",
+    ),
+)
 
 
 def frames_of_a_loss() -> list[Frame]:
     """Return the frames of a machine's death and of what follows."""
-    return [_frame(scene) for scene in scenes()]
+    return [_frame(*scene) for scene in SCENES]
 
 
-def _frame(scene: OutageScene) -> Frame:
-    columns = story()[: scene.passed]
+def _frame(passed: int, title: str, caption: str) -> Frame:
+    columns = story()[:passed]
     pitch = (WIDTH - MARGIN - LEFT) / len(story())
     top_of = [42 + machine * (RANKS * STRIP + GAP) for machine in range(len(MACHINES))]
     lost = _lost(columns)
 
     def paint(axes: Axes, top: float) -> None:
-        put(axes, MARGIN, top, scene.title, bold=True, size=TEXT)
+        put(axes, MARGIN, top, title, bold=True, size=TEXT)
         for machine in range(len(MACHINES)):
             put(axes, MARGIN, top + top_of[machine] + RANKS * STRIP / 2 - 7, f"machine {MACHINES[machine]}")
         for number, what in enumerate(columns):
@@ -109,7 +99,7 @@ def _frame(scene: OutageScene) -> Frame:
                 put(axes, LEFT + pitch * (number + 0.5), y + 3, str(what), "center", color="#FFFFFF", bold=True)
 
     height = top_of[-1] + RANKS * STRIP + GAP + DISK
-    return Frame(page([(height, paint)]), _told(scene, columns, lost), scene.caption)
+    return Frame(page([(height, paint)]), _told(title, columns, lost), caption)
 
 
 def _column(
@@ -138,11 +128,11 @@ def _is_saved(what: int | str) -> bool:
     return isinstance(what, int) and (what % SAVE_EVERY == 0 or what == STEPS)
 
 
-def _told(scene: OutageScene, columns: list[int | str], lost: set[int]) -> str:
+def _told(title: str, columns: list[int | str], lost: set[int]) -> str:
     """Return the alt text: what each column holds."""
     words = {WAITING: "machine a waits", MEETING: "both machines meet"}
     told = [f"step {what}" if isinstance(what, int) else words[what] for what in columns]
     saved = [str(what) for what in columns if _is_saved(what)]
     gone = f" Lost: steps {', '.join(str(columns[n]) for n in sorted(lost))}." if lost else ""
     died = f" Machine b died in step {DIES_IN}." if len(columns) >= DIES_IN else ""
-    return f"{scene.title}. Time so far: {', '.join(told)}. Saved: {', '.join(saved)}.{died}{gone}"
+    return f"{title}. Time so far: {', '.join(told)}. Saved: {', '.join(saved)}.{died}{gone}"
