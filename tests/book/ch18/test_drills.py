@@ -65,7 +65,7 @@ def test_a_drill_ends_as_it_is_stored(ground: DrillGround, name: str) -> None:
 
 
 @pytest.mark.alone  # its collectives wait for 5 s at most, which in a crowd run out too often
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_drill_on_machines_ends_as_it_is_stored(tmp_path: Path) -> None:
     """Whether machines may have networks of their own or share one: what comes of the drill is the same."""
     ending = worlds.finish(WORKER, "--drill", *ON_MACHINES, "--json", str(tmp_path / "drills.json"))
