@@ -42,7 +42,7 @@ def test_two_machines_on_one_network_of_which_one_falls_silent_train_what_one_tr
     ending = worlds.finish(CLUSTER, cluster_worker.TOGETHER, "a cable is pulled")
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.splitlines() == [
-        "a cable is pulled: Timed out waiting 5000ms; 3 lost", "exit codes 0 0 0", "to the bit True"
+        "a cable is pulled: Timed out waiting 5000ms; 3 lost", "exit codes 0 0", "to the bit True"
     ]  # fmt: skip
 
 
