@@ -3,7 +3,8 @@
 What pages include is written there as well: all puzzles, the cheat sheet, what some pages work out or tabulate.
 
 A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page; a test holds
-both equal. The card beside a link to the book and the picture of the notation depend on no code, and are files.
+both equal. Illustrations that depend on no measurement are files: the card beside a link to the book, the picture of
+the notation, the nine moves in plain words, and the seven ways to cut.
 
 python scripts/tools draw_pages
 """
@@ -20,8 +21,6 @@ from tools.pages import (
     before_and_after,
     cheat_sheet,
     envelope_parts,
-    moving,
-    plain_moves,
     plans,
     prices,
     published,
@@ -32,7 +31,6 @@ from tools.pages import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-FILM = "nine_moves.svg"  # what the README shows
 
 
 def draw(target: Path) -> dict[str, str]:
@@ -41,11 +39,6 @@ def draw(target: Path) -> dict[str, str]:
         **before_and_after.pictures(),
         "accounting.png": accounting.draw(),
         "roofline.png": roofline_picture.draw(),
-    }
-    moves = {
-        "seven-cuts": (moving.moving_cuts(), None),
-        "nine-moves": (plain_moves.frames(), plain_moves.STILL),
-        "plans": (plans.frames_of_sizes(results.load("divisions")["sizes"]), None),
     }
     written = {
         "puzzles.md": puzzle_list.page_part(ROOT),
@@ -61,6 +54,7 @@ def draw(target: Path) -> dict[str, str]:
         "planner_assumed.md": plans.assumed(),
         "planner_published.md": published.markdown(),
         "envelope_calculator.md": envelope_parts.calculator(),
+        "plans.html": player.html("plans", plans.frames_of_sizes(results.load("divisions")["sizes"])),
         **plans.printed(ROOT),
     }
     described = {name: alt for name, (_, alt) in still.items()}
@@ -69,13 +63,6 @@ def draw(target: Path) -> dict[str, str]:
         described[name] = f"{len(text.splitlines())} lines"
     for name, (figure, alt) in still.items():
         style.save(figure, target / name, alt)
-    for name, (frames, still_frame) in moves.items():
-        file = f"{name.replace('-', '_')}.html"
-        (target / file).write_text(player.html(name, frames, still_frame), encoding="utf-8")
-        described[file] = f"{len(frames)} frames, each with its own alt text"
-    described[FILM], captioned = plain_moves.describe_film(), plain_moves.frames(captioned=True)
-    film = player.film("film", captioned, described[FILM], plain_moves.STILL)
-    (target / FILM).write_text(film, encoding="utf-8")
     return described
 
 

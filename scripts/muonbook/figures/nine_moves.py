@@ -2,14 +2,12 @@
 
 `frames_of_step`: every rank's panel is an outline of the whole matrix with what this rank holds painted in it. Every
 element has the colour of the DP rank and the hatch of the TP rank that it came from: its owner, or who computed it.
-`Words` are what a frame says around the panels: the field's terms here, plain words in tools/pages/plain_moves.py.
 `draw_strip`: the moves by name, in two rows that mirror each other around Newton–Schulz.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -193,36 +191,10 @@ def small_layer_layout() -> Layout:
 # ---- The step, moving -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Words:
-    """What a frame says around its panels, and how much room that takes, in points."""
-
-    names: Mapping[str, str]  # move -> its name on the strip, with a newline where it takes two lines
-    widths: Sequence[float]  # of the strip's columns; the last is Newton–Schulz's
-    rows: Sequence[str]  # the name of each DP rank, beside its row of panels
-    columns: Sequence[str]  # the name of each TP rank, above its column of panels
-    row_room: float  # left of the panels, without their lane
-    column_room: float  # a column's name, with its hatch
-    block: str  # what a TP block is called
-    marks: bool  # whether what is held is also said in the notation of book/notation.md
-
-    def held(self, move: str) -> str:
-        """Return what a rank has after `move`."""
-        return HOLDINGS[move].held.replace("TP block", self.block)
-
-
-TERMS = Words(
-    names={move: move for move in MOVES} | {"reduce_scatter": "reduce_\nscatter", "newton_schulz": "newton_\nschulz"},
-    widths=(60.0, 70.0, 63.0, 61.0, 53.0),
-    rows=[f"DP {r}" for r in range(8)],
-    columns=[f"TP {t}" for t in range(4)],
-    row_room=44,
-    column_room=48,
-    block="TP block",
-    marks=True,
-)
-
-
+MOST_DP, MOST_TP = 8, 4  # panels that a card has room for
+NAMES = {move: move for move in MOVES} | {"reduce_scatter": "reduce_\nscatter", "newton_schulz": "newton_\nschulz"}
+WIDTHS = (60.0, 70.0, 63.0, 61.0, 53.0)  # of the strip's columns; the last is Newton–Schulz's
+ROW_ROOM, COLUMN_ROOM = 44, 48  # left of the panels, without their lane; for a column's name, with its hatch
 LANE, GAP, TALL = 24.0, 14.0, 66.0  # left of a panel, below it, the most that it is high
 EXCHANGE = (5.0, 3.0)  # the heads of an arrow that points both ways
 PALE = 0.75  # how much lighter a part is that a rank has received and does not need
@@ -235,16 +207,11 @@ def frames_of_step(layout: Layout, name: str, tp: int, marks: bool = True) -> li
     what is held is also said in the notation of book/notation.md.
     Raises ValueError for a grid larger than 8 × 4, and for what is not a matrix of this layout.
     """
-    most = len(TERMS.rows), len(TERMS.columns)
-    if layout.dp > most[0] or tp > most[1]:
-        raise ValueError(f"{layout.dp} DP × {tp} TP panels do not fit; a card has room for {most[0]} × {most[1]}.")
+    if layout.dp > MOST_DP or tp > MOST_TP:
+        raise ValueError(f"{layout.dp} DP × {tp} TP panels do not fit; a card has room for {MOST_DP} × {MOST_TP}.")
     matrix = CutMatrix.find(layout, name, tp)
     return [
-        Frame(
-            page(moment(matrix, move, replace(TERMS, marks=marks))),
-            _describe_moment(matrix, move),
-            _caption(matrix, move),
-        )
+        Frame(page(_moment(matrix, move, marks)), _describe_moment(matrix, move), _caption(matrix, move))
         for move in HOLDINGS
     ]
 
@@ -269,10 +236,10 @@ def _caption(matrix: CutMatrix, move: str) -> str:
     return f"{MOVES.index(move) + 1}. {move}: {done}. {sends}."
 
 
-def moment(matrix: CutMatrix, move: str, words: Words) -> list[Block]:
+def _moment(matrix: CutMatrix, move: str, marks: bool) -> list[Block]:
     """Return the strip with `move` highlighted, and every rank after it, with arrows for what has just travelled."""
     rows, columns = matrix.whole
-    left = MARGIN + words.row_room
+    left = MARGIN + ROW_ROOM
     pitch = (WIDTH - MARGIN - left) / matrix.tp
     scale = min((pitch - LANE) / columns, TALL / rows)
     width, height = columns * scale, rows * scale
@@ -280,13 +247,13 @@ def moment(matrix: CutMatrix, move: str, words: Words) -> list[Block]:
 
     def paint(axes: Axes, top: float) -> None:
         top += 8
-        put(axes, MARGIN, top, f"each holds {words.held(move)}")
-        if words.marks:
+        put(axes, MARGIN, top, f"each holds {HOLDINGS[move].held}")
+        if marks:
             put(axes, WIDTH - MARGIN, top, matrix.mark(move), "right", True)
         for t in range(matrix.tp):
             x = left + t * pitch + LANE
             middle = x + width / 2
-            _chip(axes, middle - words.column_room / 2, top + ROW + 5, "none", words.columns[t], TP_HATCHES[t])
+            _chip(axes, middle - COLUMN_ROOM / 2, top + ROW + 5, "none", f"TP {t}", TP_HATCHES[t])
             y = top + 2 * ROW + 12
             if group == "dp":
                 levels = [y + r * (height + GAP) + height / 2 for r in range(matrix.layout.dp)]
@@ -295,14 +262,14 @@ def moment(matrix: CutMatrix, move: str, words: Words) -> list[Block]:
                 spare = matrix.spare(move, r, t)
                 paint_matrix(axes, x, y, matrix, spare or matrix.held(move, r, t), scale, pale=bool(spare))
                 if t == 0:
-                    _chip(axes, MARGIN, y + height / 2 - 6, dp_colour(r), words.rows[r])
+                    _chip(axes, MARGIN, y + height / 2 - 6, dp_colour(r), f"DP {r}")
                 elif group == "tp" and r in matrix.owners:
                     ends = (x - LANE + 2, y + height / 2), (x - 2, y + height / 2)
                     arrow(axes, *ends, both=True, head=EXCHANGE)
                 y += height + GAP
 
     panels: Block = (2 * ROW + 20 + matrix.layout.dp * (height + GAP) - GAP, paint)
-    return [_strip({move}, words), panels]
+    return [_strip({move}), panels]
 
 
 def _chip(axes: Axes, x: float, y: float, colour: str, name: str, hatch: str = "") -> None:
@@ -378,9 +345,7 @@ def draw_strip(here: set[str]) -> Figure:
     Raises ValueError for what is not a move.
     """
     _check(here)
-    return page(
-        [text_block("You are here, among the nine moves of a step:"), (4.0, lambda *_: None), _strip(here, TERMS)]
-    )
+    return page([text_block("You are here, among the nine moves of a step:"), (4.0, lambda *_: None), _strip(here)])
 
 
 def describe_strip(here: set[str]) -> str:
@@ -398,28 +363,27 @@ def _check(here: set[str]) -> None:
         raise ValueError(f"here is {sorted(here)}; it must be some of {', '.join(MOVES)}.")
 
 
-def _strip(here: set[str], words: Words) -> Block:
+def _strip(here: set[str]) -> Block:
     """Return the moves by name: gathering to the right, and back to the left under it."""
-    widths = words.widths
-    gap = (WIDTH - 2 * MARGIN - sum(widths)) / (len(widths) - 1)
-    lefts = [MARGIN + sum(widths[:n]) + n * gap for n in range(len(widths))]
+    gap = (WIDTH - 2 * MARGIN - sum(WIDTHS)) / (len(WIDTHS) - 1)
+    lefts = [MARGIN + sum(WIDTHS[:n]) + n * gap for n in range(len(WIDTHS))]
 
     def paint(axes: Axes, top: float) -> None:
         low = top + UPPER + 5
         for n, (move, mirror) in enumerate(zip(GATHERING, SHARDING, strict=True)):
-            name(axes, move, lefts[n], top, widths[n], UPPER)
-            name(axes, mirror, lefts[n], low, widths[n], LOWER)
-            between = (lefts[n] + widths[n], lefts[n + 1])
+            name(axes, move, lefts[n], top, WIDTHS[n], UPPER)
+            name(axes, mirror, lefts[n], low, WIDTHS[n], LOWER)
+            between = (lefts[n] + WIDTHS[n], lefts[n + 1])
             head(axes, between, top + UPPER / 2)
             head(axes, between[::-1], low + LOWER / 2)
-        name(axes, "newton_schulz", lefts[-1], top, widths[-1], UPPER + 5 + LOWER)
+        name(axes, "newton_schulz", lefts[-1], top, WIDTHS[-1], UPPER + 5 + LOWER)
 
     def name(axes: Axes, move: str, x: float, y: float, width: float, height: float) -> None:
         fill, ink = (INK, "#FFFFFF") if move in here else (mix(CARD, MUTED, 0.1), INK)
         gid = f"move-{move}" + "-here" * (move in here)
         shape = "round,pad=0,rounding_size=5"
         axes.add_patch(FancyBboxPatch((x, y), width, height, shape, fc=fill, ec="none", gid=gid))
-        lines = words.names[move].splitlines()
+        lines = NAMES[move].splitlines()
         for n, line in enumerate(lines):
             put(axes, x + width / 2, y + height / 2 - LINE * len(lines) / 2 + LINE * n, line, "center", color=ink)
 

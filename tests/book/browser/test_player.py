@@ -6,9 +6,8 @@ The page lies in a file and holds two players, as a page of the book does, insid
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import chromium
 import pytest
@@ -102,15 +101,6 @@ def test_the_page_below_it_stays_where_it_is(tab: Page) -> None:
     assert heights == heights[:1] * 3
 
 
-def test_two_players_know_nothing_of_each_other(tab: Page) -> None:
-    button(tab, "Step").click()
-    assert (shown(tab, "long"), shown(tab, "short")) == ("A box at 2.", "A box at 1.")
-    button(tab, "Step", "short").click()
-    expect(tab.locator("#moving-short .moving-said")).to_have_text("A box at 2.")  # it has no caption
-    button(tab, "Back").click()
-    assert (shown(tab, "long"), shown(tab, "short")) == ("A box at 1.", "A box at 2.")
-
-
 def test_the_slider_moves_it_and_follows_it(tab: Page) -> None:
     slider = tab.locator("#moving-long input")
     slider.fill("3")
@@ -120,18 +110,14 @@ def test_the_slider_moves_it_and_follows_it(tab: Page) -> None:
     expect(slider).to_have_attribute("aria-valuetext", "4 of 4")
 
 
-@pytest.mark.parametrize("focused", [".moving-frames", "input", "button >> nth=0"])
-def test_keys_move_it_wherever_the_focus_is(focused: str, tab: Page) -> None:
+def test_keys_move_it_wherever_the_focus_is_and_those_that_mean_something_else_do_not(tab: Page) -> None:
     expect(tab.get_by_role("group", name="Frames: arrow keys move them")).to_have_count(2)
-    tab.locator("#moving-long").locator(focused).focus()
-    for key, number in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", 4), ("Home", 1)):
-        tab.keyboard.press(key)
-        assert shown(tab, "long") == f"A box at {number}.", key
+    for focused in ("input", "button >> nth=0", ".moving-frames"):
+        tab.locator("#moving-long").locator(focused).focus()
+        for key, number in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", 4), ("Home", 1)):
+            tab.keyboard.press(key)
+            assert shown(tab, "long") == f"A box at {number}.", (focused, key)
     assert shown(tab, "short") == "A box at 1."
-
-
-def test_keys_that_mean_something_else_are_left_alone(tab: Page) -> None:
-    tab.locator("#moving-long .moving-frames").focus()
     for modifier in ("Shift", "Control", "Alt", "Meta"):
         tab.keyboard.press(f"{modifier}+ArrowRight")
         assert shown(tab, "long") == "A box at 1.", modifier
@@ -203,139 +189,27 @@ def test_on_a_phone_it_fits_and_can_be_touched(browser: Browser, place: str) -> 
     context.close()
 
 
-# --- One that plays once by itself ---
-
-ROOM = 2_000  # pixels of page above and below it
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A page with a player far down that plays by itself, and whose third frame of four is its still one."""
-    path = tmp_path_factory.mktemp("alone") / "page.html"
-    made = player.html("long", [frame(number, f"Caption {number}.") for number in (1, 2, 3, 4)], still=2)
-    room = f'<div style="height: {ROOM}px"></div>'
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{THEME}</style>'
-    path.write_text(f"<!doctype html><html>{head}<body>{room}{made}{room}", "utf-8")
-    return path.as_uri()
-
-
-@contextmanager
-def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
-    """The page in a tab whose clock stands still until it is told to run."""
-    context = chromium.context(browser, viewport=DESK, **options)
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_film_of_page_one_plays_once_by_itself_when_it_is_seen(
+    motion: Literal["no-preference", "reduce"], browser: Browser, tmp_path: Path
+) -> None:
+    film = (ROOT / "book" / "figures" / "nine_moves.html").read_text(encoding="utf-8")
+    room = '<div style="height: 2000px"></div>'
+    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8"><body>{room}{film}{room}', "utf-8")
+    context = chromium.context(browser, viewport=DESK, reduced_motion=motion)
     page = context.new_page()
     chromium.stop_the_clock(page)
-    page.goto(address)
-    yield page
-    context.close()
-
-
-def come_to_it(page: Page) -> None:
-    """Scroll to the player, and let the browser see that it is in view: it says so a frame or two later."""
-    page.locator("#moving-long .moving-frames").evaluate("stage => stage.scrollIntoView({ block: 'center' })")
-    page.evaluate(NOTICED, True)
-
-
-def leave_it(page: Page) -> None:
-    """Scroll away from the player, and let the browser see that."""
-    page.evaluate("scrollTo(0, 0)")
-    page.evaluate(NOTICED, False)
-
-
-# Resolves when an observer like the player's own, but set up later, so asked later, has seen it come or go.
-NOTICED = """wanted => new Promise(done => new IntersectionObserver(([stage], watcher) => {
-    if (stage.isIntersecting === wanted) { watcher.disconnect(); done(); }
-}, { rootMargin: "-30% 0px" }).observe(document.querySelector("#moving-long .moving-frames")))"""
-
-
-def test_it_plays_once_by_itself_when_it_is_seen(browser: Browser, alone: str) -> None:
-    with opened(browser, alone) as page:
-        page.clock.run_for(60_000)
-        assert shown(page, "long") == "A box at 1.", "out of sight it waits"
-        come_to_it(page)
-        expect(button(page, "Pause")).to_be_visible()
-        assert shown(page, "long") == "A box at 1."
-        page.clock.run_for(1_500)
-        assert shown(page, "long") == "A box at 2."
-        assert page.locator("#moving-long .moving-said").text_content() == "", "nothing is read out unasked"
-        page.clock.run_for(60_000)
-        assert shown(page, "long") == "A box at 4."
-        expect(button(page, "Play")).to_be_visible()
-        leave_it(page)
-        come_to_it(page)
-        assert shown(page, "long") == "A box at 4.", "once is once"
-
-
-@pytest.mark.parametrize(("pressed", "number"), [("Pause", 2), ("Back", 1), ("Step", 3)])
-def test_any_press_stops_what_plays_by_itself(pressed: str, number: int, browser: Browser, alone: str) -> None:
-    with opened(browser, alone) as page:
-        come_to_it(page)
-        expect(button(page, "Pause")).to_be_visible()
-        page.clock.run_for(1_500)
-        button(page, pressed).dispatch_event("click")
-        page.clock.run_for(60_000)
-        assert shown(page, "long") == f"A box at {number}."
-
-
-@pytest.mark.parametrize("act", ["button", "slider", "key"])
-def test_what_a_reader_has_touched_does_not_start_by_itself(act: str, browser: Browser, alone: str) -> None:
-    with opened(browser, alone) as page:
-        if act == "button":
-            button(page, "Step").dispatch_event("click")
-        elif act == "slider":
-            page.locator("#moving-long input").evaluate(
-                "slider => { slider.value = 2; slider.dispatchEvent(new Event('input', { bubbles: true })); }"
-            )
-        else:
-            page.locator("#moving-long .moving-frames").dispatch_event("keydown", {"key": "ArrowRight"})
-        come_to_it(page)
-        page.clock.run_for(60_000)
-        assert shown(page, "long") == "A box at 2."
-
-
-def test_where_motion_is_unwanted_it_stands_at_the_telling_frame_and_its_buttons_work(
-    browser: Browser, alone: str
-) -> None:
-    with opened(browser, alone, reduced_motion="reduce") as page:
-        come_to_it(page)
-        page.clock.run_for(60_000)
-        assert shown(page, "long") == "A box at 3."
-        expect(page.locator("#moving-long input")).to_have_value("3")
-        button(page, "Step").click()
-        assert shown(page, "long") == "A box at 4."
-
-
-def test_without_a_script_the_telling_frame_is_a_picture(browser: Browser, alone: str) -> None:
-    context = chromium.context(browser, java_script_enabled=False)
-    page = context.new_page()
-    page.goto(alone)
-    drawings = page.locator("#moving-long .moving-frames > div")
-    assert [each.is_visible() for each in drawings.all()] == [False, False, True, False]
-    context.close()
-
-
-# --- One that is a file ---
-
-SEEN = """() => [...document.querySelectorAll("g.frame")]
-    .filter(frame => getComputedStyle(frame).visibility === "visible")
-    .map(frame => frame.firstElementChild.getAttribute("aria-label"))"""
-
-
-def test_a_film_shows_one_frame_after_the_other_and_begins_again(browser: Browser, tmp_path: Path) -> None:
-    made = [frame(number, "word " * 10 * number) for number in (1, 2, 3, 4)]
-    (tmp_path / "film.svg").write_text(player.film("film", made, "Four frames.", 2), "utf-8")
-    stays = list(map(player.stay, made))
-    context = chromium.context(browser)
-    page = context.new_page()
-    page.goto((tmp_path / "film.svg").as_uri())
-    to = "at => document.getAnimations().forEach(turn => { turn.pause(); turn.currentTime = at; })"
-    for number, start in enumerate(sum(stays[:count]) for count in range(4)):
-        for moment in (start + 5, start + stays[number] - 5, start + 5 + sum(stays) + stays[-1]):
-            page.evaluate(to, moment)
-            assert page.evaluate(SEEN) == [f"A box at {number + 1}."], moment
-    page.emulate_media(reduced_motion="reduce")
-    assert page.evaluate(SEEN) == ["A box at 3."]
-    assert page.evaluate("document.getAnimations().length") == 0
+    page.goto((tmp_path / "page.html").as_uri())
+    number, moves = page.locator("output"), motion == "no-preference"
+    page.clock.run_for(60_000)
+    expect(number).to_have_text("1 / 10" if moves else "5 / 10")  # out of sight it waits; where all hold the matrix
+    page.locator(".moving-frames").evaluate("stage => stage.scrollIntoView({ block: 'center' })")
+    if moves:
+        expect(button(page, "Pause", "nine-moves")).to_be_visible()
+    for _ in range(2):
+        page.clock.run_for(120_000)
+        expect(number).to_have_text("10 / 10" if moves else "5 / 10")
+    assert page.locator(".moving-said").text_content() == "", "nothing is read out unasked"
     context.close()
 
 
@@ -372,5 +246,10 @@ def test_a_notebook_may_put_it_in_later_and_run_the_script_again(tab: Page) -> N
     tab.evaluate(put_in, later)
     assert (shown(tab, "long"), shown(tab, "later")) == ("A box at 2.", "A box at 1.")
     button(tab, "Step", "later").click()
+    expect(tab.locator("#moving-later .moving-said")).to_have_text("A box at 2.")  # it has no caption
     button(tab, "Step").click()
-    assert (shown(tab, "long"), shown(tab, "later")) == ("A box at 3.", "A box at 2.")
+    assert (shown(tab, "long"), shown(tab, "later"), shown(tab, "short")) == (
+        "A box at 3.",
+        "A box at 2.",
+        "A box at 1.",
+    )

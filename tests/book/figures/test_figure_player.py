@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from html import unescape
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -47,8 +46,8 @@ def frames(count: int) -> list[Frame]:
 
 
 @cache
-def html(name: str, count: int = 3, still: int | None = None) -> str:
-    return player.html(name, frames(count), still)
+def html(name: str, count: int = 3) -> str:
+    return player.html(name, frames(count))
 
 
 def test_the_same_frames_give_the_same_bytes() -> None:
@@ -86,36 +85,8 @@ def test_the_words_are_those_of_the_frames() -> None:
         f"Caption {n} < {n + 1}." for n in (1, 2, 3)
     ]
     assert "Step &lt;2&gt; &amp; more</text>" in page
+    assert f"{player.FRAME_MS} + {player.LETTER_MS} * caption().length" in page
     assert player.words(frames(2)) == '1/2: Frame 1: "so" & so.\n2/2: Frame 2: "so" & so.'
-
-
-def test_what_plays_by_itself_alone_is_sent_how_and_for_how_long() -> None:
-    page, waits = html("two", still=1), html("one")
-    assert "IntersectionObserver" in page
-    assert not re.search(r"still|IntersectionObserver", waits)
-    for each in (page, waits):
-        assert "[[" not in each
-        assert f"{player.FRAME_MS} + {player.LETTER_MS} * caption().length" in each
-
-
-# As one file
-
-
-def test_a_film_is_one_file_that_needs_nothing_and_is_the_same_every_time() -> None:
-    film = player.film("film", frames(3), 'Three "frames" & more', 1)
-    assert film == player.film("film", frames(3), 'Three "frames" & more', 1)
-    assert "<script" not in film
-    assert set(re.findall(r"https?:[^\"']+", film)) == {"http://www.w3.org/2000/svg"}
-    root = ElementTree.fromstring(film)  # a browser refuses a file that is not XML
-    assert root.get("aria-label") == 'Three "frames" & more'
-    _, _, across, down = map(float, str(root.get("viewBox")).split())
-    assert int(str(root.get("height"))) == round(int(str(root.get("width"))) * down / across)
-    drawings = [group[0] for group in root if group.get("class") == "frame"]
-    assert [drawing.get("aria-label") for drawing in drawings] == [frame.alt for frame in frames(3)]
-    assert {drawing.get("viewBox") for drawing in drawings} == {root.get("viewBox")}
-    names = re.findall(r'\bid="([^"]+)"', film)
-    assert set(re.findall(r'url\(#([^)"]+)', film)) <= set(names)
-    assert len(names) == len(set(names)) > 1
 
 
 def test_a_notebook_leaves_it_its_keys() -> None:
@@ -164,15 +135,6 @@ def test_a_dotted_hatch_repeats_where_matplotlibs_does() -> None:
 def test_what_cannot_be_shown_is_refused_in_a_sentence(name: str, given: Callable[[], list[Frame]], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         player.html(name, given())
-
-
-@pytest.mark.parametrize("still", [-1, 3])
-def test_a_still_frame_that_is_none_is_refused(still: int) -> None:
-    says = re.escape(f"ring has the frames 0 to 2, and still is {still}; name one of them.")
-    with pytest.raises(ValueError, match=says):
-        player.html("ring", frames(3), still)
-    with pytest.raises(ValueError, match=says):
-        player.film("ring", frames(3), "Three frames", still)
 
 
 def test_pixels_are_refused() -> None:

@@ -2,19 +2,16 @@
 
 import numpy as np
 import pytest
-from figure_helpers import assert_readable, boxes, texts
-from matplotlib.colors import to_hex
+from figure_helpers import texts
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon
+from matplotlib.patches import Polygon
 
 from distmuon.sharding.layout import Layout, ParamSpec, Range, plan
 from distmuon.sharding.ledger import ring_bytes
 from muonbook.figures import style
 from muonbook.figures.nine_moves import (
-    GATHERING,
     HOLDINGS,
     MOVES,
-    SHARDING,
     CutMatrix,
     Part,
     describe_strip,
@@ -124,40 +121,9 @@ def test_moves_are_those_of_the_step() -> None:
 # The moving picture
 
 
-def figures(layout: Layout, name: str, tp: int) -> dict[str, Figure]:
-    return dict(zip(HOLDINGS, (frame.figure for frame in frames_of_step(layout, name, tp)), strict=True))
-
-
 def polygons(figure: Figure, kind: str = "from-") -> list[Polygon]:
     """Return what is painted as held, panel after panel: TP ranks from left to right, DP ranks downwards."""
     return [p for p in figure.axes[0].patches if isinstance(p, Polygon) and (p.get_gid() or "").startswith(kind)]
-
-
-def arrows(figure: Figure) -> int:
-    return sum(isinstance(patch, FancyArrowPatch) for patch in figure.axes[0].patches)
-
-
-@pytest.mark.parametrize(("layout", "tp", "name"), CASES[4::4])  # one of each of the larger grids
-def test_type_stays_on_the_card_and_apart(layout: Layout, tp: int, name: str) -> None:
-    for figure in list(figures(layout, name, tp).values())[::4]:
-        assert_readable(figure)
-
-
-def test_panels_are_true_to_scale_in_colours_and_hatches() -> None:
-    layout, tp, name = CASES[0]
-    matrix = CutMatrix.find(layout, name, tp)
-    for move, figure in figures(layout, name, tp).items():
-        panels, drawn = boxes(figure, "whole"), iter(polygons(figure))
-        assert len(panels) == layout.dp * tp
-        scale = panels[0].get_width() / matrix.whole[1]
-        for number, panel in enumerate(panels):
-            for part in matrix.held(move, number % layout.dp, number // layout.dp):
-                shape = next(drawn)
-                assert to_hex(shape.get_facecolor()) == to_hex(style.dp_colour(part.dp))
-                assert (shape.get_hatch() or "") == style.TP_HATCHES[part.tp]
-                corners = (shape.get_xy()[:-1] - (panel.get_x(), panel.get_y())) / scale
-                assert corners == pytest.approx(np.array(matrix.outline(part)))
-        assert next(drawn, None) is None
 
 
 def test_captions_name_every_move_and_its_bytes() -> None:
@@ -189,35 +155,12 @@ def test_captions_name_every_move_and_its_bytes() -> None:
 
 def test_what_a_rank_receives_without_needing_it_is_pale_and_said() -> None:
     layout = plan([ParamSpec("w", (4, 24), "float32", 0), ParamSpec("v", (2, 24), "float32", 0)], 3)
-    matrix, drawn = CutMatrix.find(layout, "w", 2), figures(layout, "w", 2)
-    assert list(matrix.owners) == [0, 1]
-    for move, figure in drawn.items():
-        pale = polygons(figure, "spare-")
+    for move, frame in zip(HOLDINGS, frames_of_step(layout, "w", 2), strict=True):
+        pale = polygons(frame.figure, "spare-")
         assert len(pale) == (4 if move == "dp_gather" else 0), move  # two pieces on each TP rank of DP 2
-        assert texts(figure).count("not needed here") == len(pale) / 2
-    corners = [polygon.get_xy()[:-1] for polygon in polygons(drawn["dp_gather"], "spare-")]
-    panel = boxes(drawn["dp_gather"], "whole")[2]
-    scale = panel.get_width() / matrix.whole[1]
-    for found, part in zip(corners, matrix.held("dp_gather", 0, 0), strict=False):
-        assert (found - (panel.get_x(), panel.get_y())) / scale == pytest.approx(np.array(matrix.outline(part)))
-    told = dict(zip(HOLDINGS, (frame.alt for frame in frames_of_step(layout, "w", 2)), strict=True))
-    assert told["dp_gather"].endswith("DP 2 96 elements from DP 0, 1, which it does not need.")
-
-
-def test_the_marks_of_the_notation_can_be_left_out() -> None:
-    with_marks, without = (frames_of_step(small_layer_layout(), "weight", 2, marks)[0] for marks in (True, False))
-    assert "{U_dp}" in " ".join(texts(with_marks.figure))
-    assert "{U_dp}" not in " ".join(texts(without.figure))
-
-
-def test_arrows_are_where_something_travels() -> None:
-    layout = small_layer_layout()
-    counts = {move: arrows(figure) for move, figure in figures(layout, "weight", 2).items()}
-    assert counts == dict.fromkeys(HOLDINGS, 0) | dict.fromkeys(("reduce_scatter", "dp_gather", "all_gather"), 8) | {
-        "tp_gather": 4
-    }
-    assert not any(map(arrows, figures(plan(SPECS, 1), "rows", 1).values()))
-    assert not arrows(figures(plan(SPECS, 4), "uncut", 2)["tp_gather"])
+        assert texts(frame.figure).count("not needed here") == len(pale) / 2
+        if pale:
+            assert frame.alt.endswith("DP 2 96 elements from DP 0, 1, which it does not need.")
 
 
 def test_in_the_example_all_ranks_own_a_piece_and_cuts_fall_inside_rows() -> None:
@@ -257,23 +200,11 @@ def test_a_step_that_cannot_be_drawn_says_why(dp: int, tp: int, name: str, messa
 # The strip
 
 
-@pytest.mark.parametrize("here", [{move} for move in MOVES] + [set(MOVES)])
-def test_the_strip_names_all_moves_and_highlights_where_a_chapter_is(here: set[str]) -> None:
-    figure = draw_strip(here)
-    assert_readable(figure)
-    marked = {str(patch.get_gid()) for patch in figure.axes[0].patches if "-here" in str(patch.get_gid())}
-    assert marked == {f"move-{move}-here" for move in here}
-    assert "".join(texts(figure)).count("gather") == 3
-    assert describe_strip(here).endswith(f"You are here: {', '.join(move for move in MOVES if move in here)}.")
-
-
-def test_a_move_stands_above_its_mirror_image() -> None:
-    figure = draw_strip({"apply"})
-    chips = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyBboxPatch) and patch.get_gid()]
-    places = {str(chip.get_gid()).split("-")[1]: chip.get_bbox() for chip in chips}
-    for move, mirror in zip(GATHERING, SHARDING, strict=True):
-        assert places[move].x0 == places[mirror].x0
-        assert places[move].y1 < places[mirror].y1
+def test_the_strip_highlights_where_a_chapter_is() -> None:
+    here = {"apply", "tp_gather"}
+    names = {str(patch.get_gid()) for patch in draw_strip(here).axes[0].patches}
+    assert {name for name in names if "-here" in name} == {f"move-{move}-here" for move in here}
+    assert describe_strip(here).endswith("You are here: tp_gather, apply.")
 
 
 @pytest.mark.parametrize("here", [set(), {"gather"}])
