@@ -34,7 +34,6 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "learning": (RACE, "--summary"),
 }
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
-    "bench": ("tools", "overheads"),
     "bytes": ("12_bytes.py", "--measure"),
     "memory": ("13_memory.py", "--measure"),
     "traces": ("14_traces.py", "--measure"),
@@ -58,7 +57,7 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
 }
 SHORT = ("step_times", "learning", "drills", "chapters")  # which have no --quick
 # No chapter shows them but in its first cell, whose line is not compared; `make book` fills in pages of prose.
-UNDRAWN = {"bench", "claims", "chapters", "one_line", "schedules", "step_ratios", "variant_costs"}
+UNDRAWN = {"claims", "chapters", "one_line", "schedules", "step_ratios", "variant_costs"}
 OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show
 OF_18 = {"drills", "divisions", "planner"}
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest
