@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from muonbook.figures.player import Frame
-from muonbook.figures.style import ACCENT, COLD, INK, MARGIN, MUTED, TEXT, in_bytes, mix
+from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TEXT, WIDTH, in_bytes, mix
 from muonbook.markdown_table import table
 from muonbook.planner.cost_model import LinkCost
 from muonbook.planner.fabrics import DEVICES, FABRICS, NODE, SUSTAINED
 
-from muonbook.figures.style import page, put  # isort: skip
-from tools.pages import parted_bar
+from muonbook.figures.style import box, page, put  # isort: skip
 
 HELD_LOOKS = tuple(mix(COLD, "#FFFFFF", share) for share in (0.82, 0.66, 0.48, 0.28, 0.0))
 TIME_LOOKS = (*(mix(INK, "#FFFFFF", share) for share in (0.85, 0.68, 0.5, 0.32, 0.1)), ACCENT)
@@ -31,6 +30,7 @@ PARTS = {  # of a step's time -> what their names begin with
     "Newton–Schulz": ("Newton–Schulz",),
 }
 ABOVE, BETWEEN = 64.0, 28.0  # the bars
+BAR, WIDE = 20.0, WIDTH - 2 * MARGIN  # how high a bar is, and how wide
 COMMAND = re.compile(
     r"^```sh\n(python scripts/plan\.py .*)\n```\n\n```\{literalinclude\} figures/(\w+\.txt)$", re.MULTILINE
 )
@@ -88,10 +88,10 @@ def _frame(size: Mapping[str, Any]) -> Frame:
         used = f"the fullest rank holds {in_bytes(sum(held.values()))} of {in_bytes(size['room'])}"
         took = f"a step: {size['step_seconds']:.3g} s, {share} of the peak"
         put(axes, MARGIN, top + 46, used, bold=True)
-        parted_bar.paint(axes, top + ABOVE, held, HELD_LOOKS, in_bytes, size["room"])
-        below = top + ABOVE + parted_bar.height(held)
+        _paint_bar(axes, top + ABOVE, held, HELD_LOOKS, in_bytes, size["room"])
+        below = top + ABOVE + _bar_height(held)
         put(axes, MARGIN, below + 10, took, bold=True)
-        parted_bar.paint(axes, below + BETWEEN, seconds, TIME_LOOKS, lambda part: f"{part:.2g} s")
+        _paint_bar(axes, below + BETWEEN, seconds, TIME_LOOKS, lambda part: f"{part:.2g} s")
 
     told = ", ".join(f"{name} {in_bytes(part)}" for name, part in held.items())
     parts = ", ".join(f"{name} {part:.2g} s" for name, part in seconds.items())
@@ -99,7 +99,7 @@ def _frame(size: Mapping[str, Any]) -> Frame:
         f"{title}: {size['degrees']}. Held by the fullest rank, of {in_bytes(size['room'])}: {told}. A step takes "
         f"{size['step_seconds']:.3g} s, {share} of the peak: {parts}."
     )
-    height = ABOVE + parted_bar.height(held) + BETWEEN + parted_bar.height(seconds)
+    height = ABOVE + _bar_height(held) + BETWEEN + _bar_height(seconds)
     return Frame(page([(height, paint)]), alt, f"The quickest division that fits: {size['degrees']}.")
 
 
@@ -109,3 +109,31 @@ def by_part(seconds: Mapping[str, float]) -> dict[str, float]:
     for name, took in seconds.items():
         found[next(part for part, begins in PARTS.items() if name.startswith(begins))] += took
     return found
+
+
+def _bar_height(parts: Mapping[str, float]) -> float:
+    """Return how much room `_paint_bar` takes."""
+    return BAR + 16 + ROW * len(parts)
+
+
+def _paint_bar(
+    axes: Axes, top: float, parts: Mapping[str, float], looks: Sequence[str], in_words: Callable[[float], str],
+    limit: float = 0.0,
+) -> None:  # fmt: skip
+    """Paint a bar in parts, with its key below.
+
+    looks: colours, at least as many as parts. in_words: a part's size. limit: where a dashed line stands, in the parts'
+    unit; 0: nowhere.
+    """
+    whole, x = max(sum(parts.values()), limit), MARGIN
+    for row, (name, part, look) in enumerate(zip(parts, parts.values(), looks[: len(parts)], strict=True)):
+        width = WIDE * part / whole
+        box(axes, x, top + 4, width, BAR, look, ec=CARD, lw=0.6)
+        x += width
+        y = top + BAR + 12 + ROW * row
+        box(axes, MARGIN, y + 2, 10, 10, look)
+        put(axes, MARGIN + 16, y, name, color=MUTED)
+        put(axes, WIDTH - MARGIN, y, in_words(part), "right", color=MUTED)
+    if limit:
+        end = MARGIN + WIDE * limit / whole
+        axes.vlines([end], top, top + BAR + 7, ACCENT, linestyles=(0, (3, 1.5)), lw=2)
