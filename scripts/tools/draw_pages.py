@@ -1,6 +1,6 @@
 """Draw the pictures of the book's pages into book/figures: `make notebooks` calls it after the chapters have run.
 
-What pages include is written there as well: all puzzles, the cheat sheet, what some pages work out or tabulate.
+What pages include is written there as well: all puzzles, and what some pages work out or tabulate.
 
 A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page; a test holds
 both equal. Illustrations that depend on no measurement are files: the card beside a link to the book, the picture of
@@ -19,7 +19,6 @@ from muonbook.measure import results
 from tools.pages import (
     accounting,
     before_and_after,
-    cheat_sheet,
     envelope_parts,
     plans,
     prices,
@@ -42,7 +41,6 @@ def draw(target: Path) -> dict[str, str]:
     }
     written = {
         "puzzles.md": puzzle_list.page_part(ROOT),
-        "cheat_sheet.md": cheat_sheet.markdown(),
         "cut_prices.md": prices.markdown(),
         "report_counts.md": report_counts.markdown(results.load("report_traces")),
         "schedules.md": variants.schedules(),
