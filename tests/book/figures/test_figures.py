@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import figure_helpers
-import numpy as np
 import pytest
 from figure_helpers import assert_readable, texts
 from matplotlib import style as mpl_style
-from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -39,12 +37,10 @@ DEMO = [
 LAYOUTS = {
     "demo": (plan(DEMO, 4, 16384), 2),
     "one process": (plan(DEMO, 1, 16384), 1),
-    "only TP": (plan(DEMO, 1, 16384), 8),
     "many DP ranks": (plan(DEMO, 20, 16384), 1),
     "two buffers": (plan([*specs(9, 70, 5, 1), *specs(33, 2, 40, dtype="bfloat16", prefix="b")], 4, 40), 3),
     "one element": (plan(specs(1), 8), 2),
     "200 parameters": (plan(specs(*(1 + n * 7 % 13 for n in range(200))), 4), 1),
-    "narrow at the right": (plan(specs(1000, 3, 2), 2), 12),
     "one owner per matrix": (plan_owned(DEMO, {0: 3, 2: 6, 4: 6}, 4, 2, 16384), 2),
     "a parameter without elements": (plan([*specs(12), ParamSpec("none", (0, 3), "float32")], 3), 1),
 }
@@ -105,62 +101,6 @@ def test_every_element_is_drawn_once_in_its_owners_colour(layout: Layout, tp: in
                 assert (shard.get_hatch() or "") == style.TP_HATCHES[row]
 
 
-@every_layout
-def test_straddlers_have_a_bracket_and_a_bold_name(layout: Layout, tp: int) -> None:
-    axes = virtual_map.draw_map(layout, tp).axes[0]
-    brackets = {
-        c.get_gid(): c.get_segments() for c in axes.collections if isinstance(c, LineCollection) and c.get_gid()
-    }
-    weights = {text.get_text(): text.get_fontweight() for text in axes.texts}
-    for bucket in layout.buckets:
-        cut = [i for i in bucket.params if sum(m[i].owned for m in map(layout.view, range(layout.dp))) > 1]
-        assert len(brackets[f"straddlers-{bucket.buffer_idx}.{bucket.bucket_idx}"]) == len(cut)
-        for i in bucket.params:
-            assert weights.get(layout.specs[i].name, "bold" if i in cut else "normal") == (
-                "bold" if i in cut else "normal"
-            )
-
-
-def test_a_stretched_bucket_stands_under_a_bar_of_its_true_length() -> None:
-    layout, _ = LAYOUTS["demo"]
-    figure = virtual_map.draw_map(layout)
-    drawn, bars = boxes(figure, "shard-0.0"), boxes(figure, "true-length-")
-    first, _, last = layout.buckets  # of 24,704, 16,512 and 1,290 elements
-    scale = sum(box.get_width() for box in drawn.values()) / first.numel
-    assert {name: box.get_width() / scale for name, box in bars.items()} == {
-        "true-length-0.2": pytest.approx(last.padded)
-    }
-    assert "its true length; stretched 19 times:" in texts(figure)
-    assert "stretched" not in " ".join(texts(virtual_map.draw_map(LAYOUTS["200 parameters"][0])))
-
-
-def test_names_stand_over_the_map_or_are_listed_under_it() -> None:
-    demo = texts(virtual_map.draw_map(LAYOUTS["demo"][0]))
-    assert {spec.name for spec in DEMO} <= set(demo)
-    many = " ".join(texts(virtual_map.draw_map(LAYOUTS["200 parameters"][0])))
-    assert "From left: w0, w1, w2" in many
-    assert "200 in all" in many
-
-
-def test_legend_says_only_what_the_map_needs() -> None:
-    def notes(layout: Layout, tp: int = 1) -> str:
-        return " ".join(texts(virtual_map.draw_map(layout, tp)))
-
-    assert "padding, so" in notes(plan(specs(7), 4))
-    assert "padding, so" not in notes(plan(specs(8), 4))
-    assert "more than one DP rank" in notes(plan(specs(8), 4))
-    assert "more than one DP rank" not in notes(plan(specs(2, 2), 2))
-    assert "Colours repeat" in notes(plan(specs(18), 9))
-    assert "TP ranks 8 to 11 hold the same map" in notes(plan(specs(8), 4), tp=12)
-
-
-def test_colours_are_distinct_and_none_is_padding() -> None:
-    colours = [style.dp_colour(r).lower() for r in range(24)]
-    assert len({*colours, style.PADDING.lower(), style.CARD.lower()}) == 26
-    assert style.dp_colour(24) == style.dp_colour(0)
-    assert len(set(style.TP_HATCHES)) == 8
-
-
 @pytest.mark.parametrize(
     ("layout", "options", "message"),
     [
@@ -191,14 +131,6 @@ def test_a_wrong_prediction_is_seen_and_said() -> None:
     assert "1 kB counted, 1.1 kB predicted" in texts(figure)
     assert "✗ 5 of 6 checks hold" in texts(figure)
     assert boxes(figure, "counted-0")["counted-0"].get_width() < boxes(figure, "predicted-0")["predicted-0"].get_width()
-
-
-def test_loss_panel_shows_both_runs() -> None:
-    result = report()
-    reference, distributed = figure_run.draw_run(result, LAYOUTS["demo"][0], 2).axes[1].lines
-    assert np.array_equal(reference.get_ydata(), result["reference_losses"])
-    assert np.array_equal(distributed.get_ydata(), result["losses"])
-    assert np.array_equal(distributed.get_xdata(), [1, 2, 3])
 
 
 @pytest.mark.parametrize(

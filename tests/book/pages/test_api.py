@@ -6,14 +6,13 @@ import doctest
 import importlib
 import re
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import api_reference
 import pytest
 
 import distmuon
-from distmuon import checkpoint
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 
 PAGE = (Path(__file__).resolve().parents[3] / api_reference.PAGE).read_text(encoding="utf-8")
@@ -118,25 +117,3 @@ def test_a_docstring_becomes_paragraphs_code_and_definitions() -> None:
         "",
         "Raises ValueError: never.",
     ]
-
-
-def test_an_argument_does_not_link_to_the_entry_of_its_name() -> None:
-    app = SimpleNamespace(api_links={"notes": "distmuon.checkpoint.notes", "save": "distmuon.checkpoint.save"})
-    lines = ["Keep `notes` as `save` does."]
-    api_reference.rewrite(app, "function", "distmuon.checkpoint.save", checkpoint.save, None, lines)
-    assert ":py:obj:" not in "".join(lines)
-    lines = ["What `save` took as `notes`."]
-    api_reference.rewrite(app, "function", "distmuon.checkpoint.load", checkpoint.load, None, lines)
-    assert "".join(lines).count(":py:obj:") == 2
-
-
-def test_a_constant_has_no_docstring_of_its_own() -> None:
-    lines = ["Built-in immutable sequence."]
-    api_reference.rewrite(SimpleNamespace(api_links={}), "data", "distmuon.launch.WORLD", ("dp",), None, lines)
-    assert lines == [""]
-
-
-def test_docstrings_may_shorten_the_names_they_link_to() -> None:
-    page = ".. autofunction:: distmuon.launch.run\n\n.. automodule:: distmuon.matrices\n"
-    run, matrices = "distmuon.launch.run", "distmuon.matrices"
-    assert api_reference.links_to(page) == {"run": run, "launch.run": run, run: run, matrices: matrices}

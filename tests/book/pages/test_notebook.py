@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from distmuon.sharding import layout
 from muonbook import notebook
 from muonbook.measure import results
-from tools import set_address
 
 
 class Shell:
@@ -167,13 +166,6 @@ def test_source_shows_several_and_folds(shown: list[Any]) -> None:
     assert text.startswith("<details><summary>Both</summary>\n\nFrom `scripts/muonbook/notebook.py`:")
     assert text.count("```python\n") == 2
     assert text.endswith("\n\n</details>")
-
-
-def test_a_property_is_shown_by_its_function(shown: list[Any]) -> None:
-    notebook.source(set_address.Repository.url)
-    assert shown[0].data.startswith(
-        "From `scripts/tools/set_address.py`:\n\n```python\n@property\ndef url(self) -> str:"
-    )
 
 
 def test_a_picture_comes_with_its_description(shown: list[Any]) -> None:

@@ -17,10 +17,7 @@ from pathlib import Path
 
 import pytest
 import worlds
-import yaml
 
-import distmuon
-import muonbook
 from muonbook import notebook
 from tools import run_in_colab, set_address
 
@@ -117,9 +114,12 @@ HUGGING_FACE = [
 
 
 @pytest.mark.parametrize("url", HUGGING_FACE)
-def test_an_address_on_hugging_face_is_taken_by_every_copy(
-    url: str, tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_on_hugging_face_is_understood(url: str) -> None:
+    assert set_address.parse(url).url == url
+
+
+def test_an_address_on_hugging_face_is_taken_by_every_copy(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = HUGGING_FACE[0]
     before = {path: path.read_bytes() for path in set_address.places(tree) if path.name != "99_x.ipynb"}
     old = set_address.current(tree)
     assert set_address.main([url], tree) == 0
@@ -137,7 +137,7 @@ def test_an_address_on_hugging_face_is_taken_by_every_copy(
     ]
     cell = "\n".join(json.loads((tree / "notebooks" / "07_virtual_map.ipynb").read_text())["cells"][1]["source"])
     assert f'address, branch, copy = "{url}", "main", "muon-at-scale"' in cell
-    set_address.set_address(tree, HUGGING_FACE[1 - HUGGING_FACE.index(url)])
+    set_address.set_address(tree, HUGGING_FACE[1])
     assert set_address.main([old.url], tree) == 0
     assert "Hugging Face" not in capsys.readouterr().out.splitlines()[-1]
     assert {path: path.read_bytes() for path in before} == before
@@ -157,21 +157,6 @@ def test_links_to_raw_files_and_by_ssh_are_rewritten_too() -> None:
     ]
     assert set_address.rewrite("\n".join(links), ours, space) == ("\n".join(there), 3)
     assert set_address.rewrite("\n".join(there[:2]), space, ours) == ("\n".join(links[:2]), 2)
-
-
-# GitHub's rule for a name, and for a member's of a company: a name, an underscore and the company's short word
-REGISTRABLE = re.compile(r"[a-z\d](?:[a-z\d]|-(?=[a-z\d])){0,38}(?:_[a-z\d]{3,8})?", re.IGNORECASE)
-
-
-def test_nobody_can_register_the_name_that_stands_where_the_owners_will() -> None:
-    for possible in ("OWNER", "me", "a-reader", "YOUR_NAME", "some-one_acme"):
-        assert REGISTRABLE.fullmatch(possible), possible
-    assert not REGISTRABLE.fullmatch(set_address.NOWHERE.owner)
-    here = set_address.current(ROOT)
-    assert here == set_address.NOWHERE or REGISTRABLE.fullmatch(here.owner) or here.host != set_address.GITHUB
-    assert set_address.parse(set_address.NOWHERE.url) == set_address.NOWHERE, "there and back"
-    ignored = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]["linkcheck_ignore"]
-    assert any(re.match(pattern, set_address.NOWHERE.url) for pattern in ignored)
 
 
 def test_set_address_leaves_other_repositories_alone() -> None:
@@ -209,12 +194,6 @@ def test_set_address_refuses_a_bad_address_with_one_sentence(
     assert message.count("\n") == 1
     assert "https://github.com/me/muon-at-scale" in message
     assert {path: path.read_bytes() for path in set_address.places(tree)} == before
-
-
-def test_make_address_without_an_address_says_what_is_missing() -> None:
-    done = make("address", "URL=")
-    assert done.returncode == 2
-    assert "the address must look like" in done.stderr
 
 
 # --- What is installed ---
@@ -257,14 +236,6 @@ def test_pyproject_packages_the_engine_alone_and_asks_for_what_a_clone_has_pinne
 
 def numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
-
-
-def test_a_clone_installs_nothing_of_ours_and_runs_what_lies_in_it() -> None:
-    installed = re.findall(r"pip install (.+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    assert installed == [f"--disable-pip-version-check -r {file}" for file in ("requirements.txt", ".ci/colab.txt")]
-    assert not any(line.startswith((".", "-", "distmuon")) for line in requirement_lines())
-    for package in (distmuon, muonbook):
-        assert Path(package.__file__ or "").is_relative_to(ROOT / "scripts")
 
 
 # --- What is in the tree ---
@@ -323,8 +294,6 @@ def test_make_alone_lists_every_target() -> None:
     phony = re.search(r"^\.PHONY:(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert phony is not None
     assert set(re.findall(r"^  make ([a-z-]+)", done.stdout, re.MULTILINE)) == set(phony[1].split())
-    targets = {"setup", "demo", "test", "book", "bench", "traces", "clean", "help", "address", "colab"}
-    assert targets <= set(phony[1].split())
 
 
 @pytest.mark.parametrize(
@@ -363,36 +332,3 @@ def test_continuous_integration_runs_the_readmes_test_command() -> None:
     assert text.rstrip().endswith("\nmake test")
     assert all(f"missing+=({package})" in text and f"apt-get install {package}" in README for package in PACKAGES)
     assert f"export {worlds.MUST_HAVE}=browser" in text
-
-
-# a Python in name: it notes who was asked for an environment, and makes one of the same sort
-PRETENDER = """#!/bin/sh
-case "$*" in "-m venv .venv") echo "${0##*/}" >>made-by; mkdir -p .venv/bin; cp "$0" .venv/bin/python;; esac
-"""
-
-
-@pytest.mark.parametrize("job", ["test", "build"])
-def test_a_published_job_uses_the_python_that_it_sets_up(job: str, tmp_path: Path) -> None:
-    """A runner has several, and the Makefile would take its own favourite."""
-    workflow = yaml.safe_load((ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8"))
-    commands = [step["run"] for step in workflow["jobs"][job]["steps"] if step.get("run", "").startswith("make ")]
-    targets, given = zip(*(command.split()[1:] for command in commands), strict=True)
-    assert targets == {"test": ("test",), "build": ("setup", "book")}[job]
-    (variables,) = {(variable,) for variable in given}
-
-    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
-    (tmp_path / "requirements.txt").touch()
-    for name in ("python", "python3", "python3.11", "python3.12", "python3.13"):  # setup-python puts its own first
-        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(PRETENDER)
-        (tmp_path / "bin" / name).chmod(0o755)
-    done = make("setup", *variables, folder=tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "made-by").read_text() == "python\n"
-
-
-def test_licence_and_citation_are_there() -> None:
-    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License\n")
-    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    for source in ("kellerjordan.github.io/posts/muon", "2502.16982", "family-names: Wei"):
-        assert source in citation

@@ -1,4 +1,4 @@
-"""How the project goes to the world: workflows, a container, forms, versions, and the page that says how it is made."""
+"""How the project goes to the world: workflows, versions, and the page that says how it is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 import distmuon
@@ -17,7 +16,6 @@ from tools import bench
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "book" / "how_this_works.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml"))
 
 
 def text(name: str) -> str:
@@ -87,21 +85,6 @@ def test_a_release_waits_for_a_tag_of_its_version_and_for_the_owners_word() -> N
         assert named in CONTRIBUTING, "the owner's steps say what a workflow waits for"
 
 
-# ---- Forms ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_a_form_asks_what_it_needs_and_github_can_show_it(form: Path) -> None:
-    found = yaml.safe_load(form.read_text(encoding="utf-8"))
-    assert {"name", "description", "title", "labels", "body"} == set(found)
-    assert len({question["id"] for question in found["body"]}) == len(found["body"])
-    for question in found["body"]:
-        assert question["type"] in {"input", "textarea", "dropdown"}
-        assert question["attributes"]["label"]
-        assert (question["type"] == "dropdown") == bool(question["attributes"].get("options"))
-    assert any(question["validations"]["required"] for question in found["body"])
-
-
 # ---- Versions ---------------------------------------------------------------------------------------------
 
 
@@ -150,17 +133,12 @@ def test_the_core_can_be_read_in_one_evening() -> None:
 def test_every_command_of_the_page_and_of_contributing_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", text("Makefile"), re.MULTILINE))
     used = set(re.findall(r"(?:^|`)make ([a-z-]+)", PAGE + CONTRIBUTING, re.MULTILINE))
-    assert {"test", "quick", "lint", "setup", "bench", "notebooks", "address", "book", "gpu", "soak", "traces"} == used
-    assert used <= targets
+    assert {"test", "setup", "bench", "notebooks"} <= used <= targets
     (names,) = re.findall(r'^make bench NAMES="(.*?)"', PAGE, re.MULTILINE)
     assert set(names.split()) <= set(bench.MEASUREMENTS)
 
 
-def test_contributing_is_short_and_what_it_links_to_is_there() -> None:
-    first, _, owners = CONTRIBUTING.partition("## What the owner of the repository does once")
-    assert len(first.split()) < 300
-    assert len(re.findall(r"^\d\. ", owners, re.MULTILINE)) == 8
+def test_what_contributing_links_to_is_there() -> None:
     linked = re.findall(r"\]\((?!https:)([^)]+)\)", CONTRIBUTING)
     assert {"book/how_this_works.md", "CODE_OF_CONDUCT.md"} <= set(linked)
-    for place in linked:
-        assert (ROOT / place).is_file(), place
+    assert [place for place in linked if not (ROOT / place).is_file()] == []

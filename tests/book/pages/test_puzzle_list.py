@@ -55,24 +55,6 @@ def test_a_row_opens_its_chapter_in_colab_and_names_its_box() -> None:
     assert 'aria-label="Solved: gather_cut, chapter 8"' in row
 
 
-def counted(n: int) -> int:
-    """Do nothing of use."""
-    import math
-
-    # a comment
-
-    total = n  # a line with a comment
-    for more in range(n):
-        total += math.isqrt(
-            more,
-        )
-    return total
-
-
-def test_lines_of_a_solution_are_lines_of_code() -> None:
-    assert puzzle_list.solution_lines(counted) == 6
-
-
 @pytest.mark.parametrize(
     ("page", "source", "anchor"),
     [

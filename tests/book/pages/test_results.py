@@ -137,12 +137,6 @@ def test_bench_runs_each_measurement_alone_and_a_first_impression_leaves_the_res
         assert quick[-1] == f"out/quick/{name}.json"
 
 
-def test_bench_refuses_an_unknown_name_before_it_starts_anything() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "tools", "bench", "byts"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: there is no measurement 'byts'; there are {', '.join(bench.MEASUREMENTS)}.\n"
-
-
 def test_what_pages_say_of_one_gpu_is_what_it_has_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     if not (FOLDER / "gpu.json").exists():
         pytest.skip("there is no book/results/gpu.json; `make gpu` writes it where there is a GPU.")
@@ -403,14 +397,6 @@ def test_no_number_of_ours_is_typed_on_the_claims_page() -> None:
     assert NUMBER.findall(re.sub("|".join(NOT_OURS), " ", " ".join(table))) == []
     seen = PAGE[PAGE.index("\n## What nobody claims, though it can be seen") :]
     assert NUMBER.findall(re.sub("|".join(NOT_OURS), " ", seen)) == []
-
-
-def test_a_typed_measurement_is_seen() -> None:
-    ours = "**We found** on DP 4 {measured}`a b .2f` of 20 %, 1.27 times.\n\nTry 7."
-    fold = (
-        f"```{{dropdown}} What they counted, and what we found\n**They say** so.\n\n**They counted** 8.\n\n{ours}\n```"
-    )
-    assert typed(f"T: 20 %\n{{bdg-x}}`open` It is 4.5.\n\n{fold}\n") == {"1.27", "4.5"}
 
 
 @pytest.mark.parametrize("label", [label for label, (_, conditions) in TRIALS.items() if conditions])

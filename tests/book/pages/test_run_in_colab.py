@@ -104,14 +104,3 @@ def test_an_environment_that_holds_our_packages_is_not_colabs(python: str, packa
     (packages / "scripts.pth").write_text(str(ROOT / "scripts"))
     found = run_in_colab.in_colab(named(tmp_path, "00_named", ""), run_in_colab.NOWHERE, tmp_path / "reader", python)
     assert found == ["distmuon can be imported before anything is fetched"]
-
-
-def test_an_archive_is_published_like_a_clone(tmp_path: Path) -> None:
-    (tmp_path / "made").mkdir()
-    for name, text in {"kept": "", ".hidden": "", "made/here": "", ".gitignore": "made/\n"}.items():
-        (tmp_path / name).write_text(text)
-    belong = [".gitignore", ".hidden", "kept"]
-    assert sorted(map(str, run_in_colab.project_files(tmp_path))) == belong
-    for words in (["init", "--quiet"], ["add", "kept"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    assert sorted(map(str, run_in_colab.project_files(tmp_path))) == belong
