@@ -18,12 +18,7 @@ MOST_IGNORED = 2  # cells of a chapter
 SHORTEST_ALT = 20  # characters
 LONGEST_LINE = 100  # characters of code or of what it prints: what the page shows whole at 1300 pixels (book.css)
 FOLD, REMOVE = "hide-input", "remove-input"
-SHOWN_BY, RUN_BY = 250, 450  # unfolded words before the first picture or run, and before the first run
 LARGEST = 150_000  # bytes of a player: what a phone loads at once
-NOT_WORDS = (  # code, formulas (a word each), addresses of links and tags, in this order; and what is folded away
-    (r"(?ms)^ *(```+|~~~+).*?^ *\1 *$", " "), (r"(?s)\$\$.*?\$\$", " x "), (r"\$[^$\n]+\$", " x "),
-    (r"\]\([^)]*\)", "]"), (r"(?s)<details\b.*?</details>", " "), (r"<[^>]+>", " "),
-)  # fmt: skip
 
 NEVER_PRINTED = {
     "a carriage return": r"\r",
@@ -42,7 +37,6 @@ def faults(chapter: NotebookNode, stem: str) -> list[str]:
         *_opening(chapter, stem),
         *_prose(chapter, stem),
         *_runs(chapter, stem),
-        *_pace(chapter),
         *_folds(chapter),
         *_widths(chapter),
         *_outputs(chapter),
@@ -93,26 +87,6 @@ def _runs(chapter: NotebookNode, stem: str) -> Iterator[str]:
         yield "a cell is excused from running"
     if any(re.search(r"^\s*#\s*NBVAL_", cell.source, re.MULTILINE) for cell in code):
         yield "a comment excuses a cell from being compared; use a tag, which is counted"
-
-
-def _pace(chapter: NotebookNode) -> Iterator[str]:
-    """A chapter gets going: a picture or a run on the first two screens, and a run soon after."""
-    read, places = 0, dict[str, int]()
-    for cell in chapter.cells:
-        if cell.cell_type == "markdown":
-            text = cell.source
-            for pattern, instead in NOT_WORDS:
-                text = re.sub(pattern, instead, text)
-            read += len(text.split())
-        elif cell.outputs:
-            if any({"image/png", "text/html"} & set(output.get("data", {})) for output in cell.outputs):
-                places.setdefault("picture", read)
-            if not {FOLD, REMOVE} & set(cell.metadata.get("tags", [])):
-                places.setdefault("run", read)
-    if (first := min(places.values(), default=read)) > SHOWN_BY:
-        yield f"it explains for {first} words before it shows or runs anything, more than {SHOWN_BY}"
-    if (first := places.get("run", read)) > RUN_BY:
-        yield f"it explains for {first} words before it runs anything, more than {RUN_BY}"
 
 
 def _folds(chapter: NotebookNode) -> Iterator[str]:
