@@ -3,18 +3,22 @@
 import json
 import math
 import re
+import statistics
 from html import unescape
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageChops
 
+from distmuon import launch
+from distmuon.models import recipe
 from distmuon.sharding.layout import plan
 from distmuon.sharding.ledger import ring_bytes
-from muonbook.measure import results
+from muonbook.ch04 import sweep, tables
+from muonbook.measure import reported, results
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from tools import draw_pages
-from tools.pages import prices
+from tools.pages import prices, report_counts
 
 ROOT = Path(__file__).resolve().parents[3]
 STORED = ROOT / "book" / "figures"
@@ -186,3 +190,70 @@ def test_the_landing_page_says_where_half_the_steps_was_seen() -> None:
     races = results.load("learning")["races"]
     assert all(races[name]["to_adamw"]["steps"] < 0.5 for name in ("language", "fashion"))
     assert "no difference can be claimed" in (ROOT / "book" / "claims.md").read_text(encoding="utf-8")  # on digits
+
+
+# ---- What three pages say of our own counts and races ------------------------------------------------------------
+
+
+def test_six_ways_of_counting_lead_from_the_reports_number_to_that_of_whole_steps_on_one_grid() -> None:
+    counted = report_counts.ways(results.load("report_traces"))
+    assert [way.written for way in counted] == ["0.57", "0.594", "0.45", "0.24", "0.585", "1.71"]
+    events, kernels, ranks, calls, step, one_grid = counted
+    for name in ("muon", "adamw"):  # the first change takes away what had been counted again, and nothing else
+        assert getattr(events, name)["counted once"] == sum(getattr(kernels, name).values())
+    # what the calls leave out is what AdamW itself sends
+    assert step.muon["the rest"] == sum(step.muon.values()) - sum(calls.muon.values()) == sum(one_grid.adamw.values())
+    assert ranks.muon["waiting"] > 0.3 * sum(ranks.muon.values())
+    # time and bytes are of the same five steps, so one over the other is the rate that the page names
+    rate = sum(calls.adamw.values()) / (ranks.adamw["sending"] / 1000)
+    assert rate / 1e9 == pytest.approx(results.load("claims")["projection"]["gigabytes_per_second"])
+
+
+def test_which_rank_one_asks_decides_the_ratio_of_one_and_the_same_run() -> None:
+    ratios = report_counts.by_rank(results.load("report_traces"))
+    single = [ratio for who, ratio in ratios.items() if who.startswith("rank ")]
+    assert len(single) == 4
+    assert min(single) < ratios["all four"] < max(single) < 0.6
+    assert ratios["all four, less waiting"] < min(single)
+
+
+def test_a_whole_step_of_the_reports_model_is_never_cheaper_than_adamws() -> None:
+    for dp, tp in (report_counts.ADAMWS_GRID, report_counts.GRID):
+        flat, cut, owner = (reported.over_adamw(dp, tp, name) for name in ("gather_all", "gather_cut", "owner"))
+        assert flat > cut >= 0.999
+        assert owner >= 0.999
+
+
+def test_only_normuon_keeps_or_sends_more_and_only_in_muonw_it_sends() -> None:
+    for way, by_name in results.load("variant_costs")["counted"].items():
+        muon = by_name.pop("muon")
+        normuon = by_name.pop("normuon")
+        assert all(found == muon for found in by_name.values()), way
+        assert normuon["state_elements"] > muon["state_elements"]
+        assert (normuon["sent_bytes"] > muon["sent_bytes"]) == (way == "muonw")
+
+
+def test_both_muons_of_the_two_races_end_with_the_same_median() -> None:
+    medians = [statistics.median(tables.gaps(results.load(race), "muon")) for race in ("race_variants", "race_normuon")]
+    assert f"{medians[0]:.3f}" == f"{medians[1]:.3f}"
+
+
+def test_the_commands_of_the_last_page_are_taken() -> None:
+    page = (ROOT / "book" / "what_next.md").read_text(encoding="utf-8")
+    assert (ROOT / "scripts" / "examples" / "certify_run.py").is_file()
+    (command,) = re.findall(r"^torchrun .* scripts/10_dp_tp\.py (.*)$", page, re.MULTILINE)
+    parser = launch.parser("")
+    launch.add_arguments(parser, dp=1, tp=1)
+    arguments = parser.parse_args(command.split())
+    assert f"--nproc-per-node {arguments.dp * arguments.tp} " in page
+    recipe.Recipe().check(arguments.dp, arguments.tp)
+
+
+def test_what_the_last_page_says_of_our_races_and_counts_is_stored() -> None:
+    assert results.load("learning")["races"]["language"]["to_adamw"]["steps"] < 0.5
+    apart = []
+    for race in (results.load("race_variants"), results.load("race_normuon")):
+        muon = tables.gaps(race, "muon")
+        wins = {name: sweep.verdict(tables.gaps(race, name), muon).wins for name in race["racers"].keys() - {"muon"}}
+        apart += [(name, count) for name, count in wins.items() if count in (0, len(race["seeds"]))]
+    assert apart == [("cans", 0)]
