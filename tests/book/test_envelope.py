@@ -24,7 +24,7 @@ from tools.pages.envelope_parts import in_bytes, percent
 PAGE = (stored_pages.ROOT / "book" / "envelope.md").read_text(encoding="utf-8")
 TOKENS = 1 << 22
 PLANNED = {"gather_all": "flat", "gather_cut": "flat_cut", "owner": "owner", "muonw": "muonw"}
-GRIDS = [(8, 1), (16, 4), (64, 1), (256, 1)]
+GRIDS = [(8, 1), (16, 4), (256, 1)]
 PADDED = [("owner", 128, 4), ("owner", 1024, 1)]  # the shards of the last are seven times as long as the matrices
 
 

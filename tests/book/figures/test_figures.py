@@ -172,7 +172,7 @@ def test_one_process_sends_nothing() -> None:
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_the_same_figure_gives_the_same_bytes_whatever_the_readers_style(tmp_path: Path, suffix: str) -> None:
     def written(name: str) -> bytes:
-        figure = figure_run.draw_run(report(), *LAYOUTS["demo"])
+        figure = virtual_map.draw_map(*LAYOUTS["one process"])
         return style.save(figure, tmp_path / f"{name}{suffix}", "what it shows").read_bytes()
 
     first = written("first")
