@@ -12,7 +12,6 @@ import pytest
 import yaml
 from built_book import ROOT, Page, read_pages
 from PIL import Image
-from sphinx.search.en import SearchEnglish
 
 from tools import set_address
 
@@ -76,19 +75,6 @@ def test_every_image_says_in_words_what_it_shows(pages: dict[Path, Page]) -> Non
             assert not re.search(r"\.(png|svg)$|^<", alt), f"{path}: {alt} is a file or an object, not a description"
 
 
-def test_the_theme_knows_its_mode_so_that_no_page_logs_an_error(pages: dict[Path, Page], site: Path) -> None:
-    for path in pages:
-        text = path.read_text(encoding="utf-8")
-        assert path == site / "index.html" or 'data-default-mode="auto"' in text, path
-
-
-def test_no_page_declares_the_same_script_twice(pages: dict[Path, Page]) -> None:
-    for path in pages:
-        text = re.sub(r'<figure class="moving".*?</figure>', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        inline = re.findall(r"<script>(.+?)</script>", text, re.DOTALL)  # a player brings its own, which may run twice
-        assert len(inline) == len(set(inline)), path
-
-
 def test_every_page_introduces_itself_to_those_who_link_to_it(site: Path, pages: dict[Path, Page]) -> None:
     address = built_book.published()
     entries = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text(encoding="utf-8"))
@@ -133,28 +119,6 @@ def test_a_page_has_a_button_that_edits_it(sample: Path) -> None:
     here = set_address.current(ROOT)
     links = Page(sample / "book" / "glossary.html").links
     assert (f"{here.url}/edit/main/book/glossary.md" in links) == (here.host == set_address.GITHUB)
-
-
-def test_a_book_whose_repository_is_on_hugging_face_builds_too(tmp_path: Path) -> None:
-    space = set_address.parse("https://huggingface.co/spaces/me/muon-at-scale")
-    link = space.colab("notebooks/07_virtual_map.ipynb")
-    source = built_book.write_sample(tmp_path / "sample", link)
-    settings = source / "_config.yml"
-    text, _ = set_address.rewrite(settings.read_text(encoding="utf-8"), set_address.current(ROOT), space)
-    settings.write_text(text.replace("html:\n", "html:\n  baseurl: https://book.example.org/muon\n"))
-    (tmp_path / "built").mkdir()
-    site = built_book.build(source, tmp_path / "built")
-    page = Page(site / "notebooks" / "07_virtual_map.html")
-    assert [found for found in page.links if "colab" in found] == [link]
-    assert page.meta["og:url"] == "https://book.example.org/muon/notebooks/07_virtual_map.html"
-    assert not [found for found in page.links if "github.com" in found]
-
-
-def test_every_number_of_the_claims_page_says_from_which_results_file_it_came(site: Path) -> None:
-    page = (site / "book" / "claims.html").read_text(encoding="utf-8")
-    numbers = re.findall(r'<abbr class="measured" title="(book/results/\w+\.json): [^"]+">([^<]+)</abbr>', page)
-    assert len(numbers) > 5
-    assert all((ROOT / file).is_file() and number for file, number in numbers)
 
 
 @pytest.mark.parametrize(
@@ -228,11 +192,6 @@ def test_a_picture_in_an_output_takes_the_text_beside_it_for_its_description(sam
     assert alts == [f'{name} picture: a card that says "{name}" & nothing else.' for name in ("First", "Second")]
 
 
-def test_a_folded_cell_shows_the_comment_it_begins_with(chapter: str) -> None:
-    titles = re.findall(r'<p class="(?:collapsed|expanded) admonition-title">(.*?)</p>', chapter)
-    assert titles == ["Drawing: a table &amp; more"] * 2
-
-
 def test_a_chapter_is_introduced_by_its_first_sentence_and_its_first_figure(sample: Path) -> None:
     meta = Page(sample / "notebooks" / "07_virtual_map.html").meta
     assert meta["og:description"].startswith("Every bucket is cut into shards, and a shard goes to one rank.")
@@ -249,38 +208,3 @@ def test_a_list_of_puzzles_leads_to_their_cells_and_it_alone_has_the_script_of_b
     assert {one.anchor for one in built_book.PUZZLES} <= Page(chapter).ids
     loading = [page.name for page in (chapter, listed) if any("puzzle_boxes" in load for load in Page(page).loads)]
     assert loading == [listed.name]
-
-
-# --- Names ---
-
-# what a reader of the originals types; each leads to a page, and the names of other code to the page of names
-TYPED = """
-    dist_group; tp_group; tensor_model_parallel; partition_dim; param_to_bucket; zeropower_via_newtonschulz5;
-    _zeropower_via_newtonschulz; all_gather_into_tensor; reduce_scatter_tensor; MuonW; MuonWithAuxAdam; use_muon;
-    MoE; mixture of experts; mixture-of-experts; PolarExpress; Polar Express; polar_express; bucket; buffer; shard;
-    dist_meta; dist_metas; MuonDistMeta; global buffer; global_buffer_sizes; virtual map; virtual buffer; ns_steps;
-    backend_steps; ns_coefficients; matched_adamw_rms; match_rms_adamw; matched adamw rms; adjust_lr_fn;
-    normalize_range; enable_distributed_mode; buffer_idx; bucket_idx; muon_buffer; momentum_buffer; coalesced;
-    distributed optimizer; fully_shard; FSDP2; reshard_after_forward; DeviceMesh; tp_split_dim; owned;
-    LayerWiseDistributedOptimizer; muon_tp_mode; duplicated; blockwise; distributed_mesh; dion; DeepSpeed;
-    reduce_bucket_size; expert parallelism; pipeline parallelism; context parallelism; aisles; pallets;
-    Turtle Speed; No-BS glossary; MomentUm Orthogonalized by Newton-Schulz; gbuf; pad_batch; HSDP
-"""
-
-
-def test_whatever_a_reader_of_the_originals_types_leads_to_the_page_of_names(site: Path) -> None:
-    written = (site / "searchindex.js").read_text(encoding="utf-8")
-    index = json.loads(written.removeprefix("Search.setIndex(").removesuffix(")"))
-    language = SearchEnglish({})
-
-    def found_on(query: str) -> set[str]:
-        """Return the pages with all words of a query, as Sphinx's search finds them: stemmed, without stopwords."""
-        words = [word.lower() for word in re.split(r"\W+", query) if word and word.lower() not in language.stopwords]
-        hits = []
-        for word in map(language.stem, words):
-            listed = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
-            hits.append({page for one in listed for page in (one if isinstance(one, list) else [one])})
-        return {index["docnames"][page] for page in set.intersection(*hits)}
-
-    queries = " ".join(TYPED.split()).split("; ")
-    assert [typed for typed in queries if "book/names" not in found_on(typed)] == []
