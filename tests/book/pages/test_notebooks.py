@@ -251,7 +251,7 @@ def good_chapter() -> NotebookNode:
     run = nbformat.v4.new_output("stream", text="4 ranks, 3 steps, 1/2 of DP / TP.\n")
     alt = {"image/png": "AAAA", "text/plain": "Four shards in a row, then padding."}
     drawn = nbformat.v4.new_output("display_data", data=alt)
-    sources = (
+    sources: tuple[tuple[str, list[NotebookNode], list[str]], ...] = (
         ("!python ../scripts/07_virtual_map.py --dp 4", [run], []),
         ("# Drawing: a row of shards\nnotebook.picture(figure, alt)", [drawn], ["hide-input"]),
         ("from muonbook import x\n\nnotebook.source(x.y)", [], ["remove-input"]),
