@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import worlds
@@ -31,6 +32,12 @@ PROSE = " ".join(PAGE.split())
 
 def listing(name: str) -> str:
     return (worlds.ROOT / "book" / "figures" / name).read_text(encoding="utf-8")
+
+
+@cache
+def trillion(degrees: Degrees, rule: str = "ours") -> WorldPlan:
+    """Return the plan of the slider's model on these ranks."""
+    return WorldPlan(WorldSetting(find_shape(divisions.MODEL), degrees, rule=rule, sequence_parallel=True))
 
 
 # ---- Commands and options; test_pages.py runs the commands and compares the listings -----------------------------
@@ -157,7 +164,7 @@ def test_stored_plans_on_the_slider_are_those_of_todays_planner() -> None:
     stored = [size for size in results.load("divisions")["sizes"] if size["degrees"]]
     for size in stored[::2]:
         degrees = Degrees(*map(int, re.findall(r"\d+", size["degrees"])))
-        plan = WorldPlan(WorldSetting(find_shape(divisions.MODEL), degrees, sequence_parallel=True))
+        plan = trillion(degrees)
         assert size["held"] == {kind: round(amount) for kind, amount in plan.held_at_worst.items()}
         assert size["seconds"] == {name: float(f"{took:.4g}") for name, took in plan.seconds.items()}
         assert size["step_seconds"] == float(f"{plan.step_seconds:.4g}")
@@ -178,7 +185,7 @@ def test_what_the_page_says_of_larger_and_larger_worlds_is_stored() -> None:
     sent = [size["seconds"]["gradients"] + size["seconds"]["parameters"] for size in (*alike, sizes[8192])]
     assert sent[:3] == sorted(sent[:3])  # no shorter with more DP ranks
     assert round(sent[2] / sent[3], 1) == 1.9
-    larger = WorldPlan(WorldSetting(find_shape(divisions.MODEL), Degrees(64, 8, 16), sequence_parallel=True))
+    larger = trillion(Degrees(64, 8, 16))
     parts = ("bubble", "gradients", "parameters")
     share = sum(larger.seconds[part] for part in parts) / larger.step_seconds
     assert 0.45 < share < 0.5
@@ -188,7 +195,7 @@ def test_what_the_page_says_of_larger_and_larger_worlds_is_stored() -> None:
 def test_what_the_page_says_of_where_a_trillion_parameters_lose_time() -> None:
     model = find_shape(divisions.MODEL)
     (size,) = (size for size in results.load("divisions")["sizes"] if size["ranks"] == 256)
-    plan = WorldPlan(WorldSetting(model, Degrees(1, 8, 32), sequence_parallel=True))
+    plan = trillion(Degrees(1, 8, 32))
     took, passes = size["step_seconds"], size["seconds"]["forward, backward"]
     equal = 6 * model.active * plan.setting.tokens / 256 / plan.setting.fabric.flops_per_second
     activations = size["seconds"]["activations (tp)"] + size["seconds"]["activations (pp)"]
@@ -204,8 +211,7 @@ def test_what_the_page_says_of_where_a_trillion_parameters_lose_time() -> None:
 
 
 def test_what_the_page_says_of_buckets_of_experts() -> None:
-    setting = WorldSetting(find_shape(divisions.MODEL), Degrees(8, 8, 16), sequence_parallel=True)
-    ours, flat = WorldPlan(setting), WorldPlan(replace(setting, rule="flat"))
+    ours, flat = (trillion(Degrees(8, 8, 16), rule) for rule in ("ours", "flat"))
     experts = ours.stages[1].parts["expert "]
     assert isinstance(experts, Zero1Part)
     assert {len(rows) for _, rows in experts.world.matrices} == {16}
