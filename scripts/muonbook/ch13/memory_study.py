@@ -14,9 +14,9 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
 from distmuon.verify.model_states import STATE, ModelStates
-from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.shapes import FILM
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
+from muonbook.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.measure.workload import SHAPES, TIMED, Workload
 
 Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step

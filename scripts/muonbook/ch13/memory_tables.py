@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distmuon.sharding.layout import ITEM_BYTES
-from muonbook.ch13.contenders import ZERO1
 from muonbook.ch13.meta_device import weigh_worst_moves
 from muonbook.ch13.step_memory import PASSES
+from muonbook.contenders import ZERO1
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part

@@ -20,7 +20,7 @@ from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.grid import Grid
 from distmuon.verify.memory_tracker import Moment, StorageTracker, references, size_of
 from distmuon.verify.model_states import ModelStates, count
-from muonbook.ch13.contenders import CONTENDERS
+from muonbook.contenders import CONTENDERS
 from muonbook.measure.baselines import Trainer
 from muonbook.measure.trace import named_moves
 from muonbook.measure.workload import Workload

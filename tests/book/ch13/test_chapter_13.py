@@ -19,9 +19,9 @@ from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.verify import model_states
 from distmuon.verify.memory_tracker import Moment, StorageTracker, references, size_of
 from muonbook.ch13 import memory_tables, step_memory
-from muonbook.ch13.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.ch13.figure_memory import Step, frames_of_steps
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
+from muonbook.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.figures import player, style
 from muonbook.measure import results
 from muonbook.measure.workload import SHAPES, Workload
