@@ -87,12 +87,12 @@ def main():
         return run_job(arguments, "muonbook.ch12.four_counts:count", (workloads,), dp, tp, shape)
     if arguments.hosts:
         network_emulation.setup_bridge()  # before torch is here: a process with threads cannot
-    from muonbook.ch12 import byte_counts, byte_tables
+    from muonbook.ch12 import byte_counts
 
     if arguments.ratios:
-        well = byte_tables.tell_ratios(byte_counts.algorithms_on(dp, tp, shape))
+        well = byte_counts.report_ratios(byte_counts.algorithms_on(dp, tp, shape))
     else:
-        well = byte_tables.tell_wire(byte_counts.wire_on(dp, tp, shape))
+        well = byte_counts.report_wire(byte_counts.wire_on(dp, tp, shape))
     return 0 if well else 1
 
 

@@ -1,14 +1,15 @@
-"""What a training step sends: Muon over ZeRO-1 AdamW, algorithm by algorithm, torch's own Muon, and the wire.
+"""What a training step sends: Muon over ZeRO-1 AdamW, layout by layout, torch's own Muon, and the wire.
 
 `four_counts` counts inside torch; here is what is made of it, and what the operating system counts below, at each
 rank's network interface (`network_emulation.sent`), where that is permitted. Functions that take a `world` run on every
-rank; `..._on` and `measure` start worlds. Keys are those of book/results/bytes.json.
+rank; `..._on` and `measure` start worlds; `report_...` print values first, because on a telephone the right end of a
+line is off the screen. Keys are those of book/results/bytes.json.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -21,8 +22,8 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook import network_emulation
-from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
-from muonbook.ch12.four_counts import GRIDS, counts_on, warmed_up
+from muonbook.ch12.four_counts import COUNTED, GRIDS, LAYOUTS, counts_on, warmed_up
+from muonbook.contenders import CONTENDERS, admitted
 from muonbook.measure import formulas
 from muonbook.measure.baselines import predict_muon
 from muonbook.measure.workload import SHAPES, Workload, pixels
@@ -39,16 +40,19 @@ DTYPES: dict[str, dict[str, Any]] = {
     "bf16, momentum bf16": {"dtype": "bfloat16"},
     "fp32, momentum fp32": {"dtype": "float32", "gather_dtype": "float32"},
 }
-COMPARED = ("zero1", *ALGORITHMS, "adamw_fsdp2", "muonw_fsdp2")
+COMPARED = ("zero1", *LAYOUTS, "adamw_fsdp2", "muonw")
+TOLERANCE = 0.03  # of what the ring formula says: beyond it, a link measured here and now disagrees with it
+BROADCASTS = ("torch_zero",)  # along a tree: only all ranks together send what the ring formula says
 ACTIVATIONS = ("all_reduce", "tp")  # the model's, and every contender's
+Rows = Sequence[Mapping[str, Any]]
 G, W, M = 4, {"float32": 4, "bfloat16": 2}, {None: 2, "float32": 4}  # bytes per element
 
 
 # ---- Muon / ZeRO-1 AdamW ----------------------------------------------------------------------------------
 
 
-def count_matrices(world: World, workloads: Sequence[Workload]) -> list[dict[str, tuple[int, int]]]:
-    """Return per workload {contender: (bytes this rank sends per step, for matrices alone and for all parameters)}.
+def count_matrices(world: World, workloads: Sequence[Workload]) -> list[dict[str, int]]:
+    """Return per workload {contender: bytes this rank sends per step for matrices}.
 
     Of ZeRO-1 AdamW and `gather_all`, from the ledger; activations are left out. Matrices can be told apart only where
     no bucket holds anything else: bucket_size=1.
@@ -63,45 +67,41 @@ def count_matrices(world: World, workloads: Sequence[Workload]) -> list[dict[str
             trainer, data = warmed_up(name, workload, grid, corpus)
             grid.ledger.clear()
             trainer.step(next(data))
-            ours = [(e.label, t.sent_bytes) for e, t in grid.ledger if (e.op, e.group) != ACTIVATIONS]
-            matrices = sum(size for label, size in ours if label.partition(", ")[2] in labels | names)
-            found[name] = matrices, sum(size for _, size in ours)
+            sent = [(e.label, t.sent_bytes) for e, t in grid.ledger if (e.op, e.group) != ACTIVATIONS]
+            found[name] = sum(size for label, size in sent if label.partition(", ")[2] in labels | names)
         rows.append(found)
     return rows
 
 
 def ratios_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
-    """Return one row per dtypes of `gather_all` / ZeRO-1 AdamW on this grid, means over ranks: by formula and counted.
+    """Return one row per dtypes of `gather_all` / ZeRO-1 AdamW on this grid, of matrices alone, means over ranks.
 
-    matrices: counted in buckets of one parameter each, so that what belongs to matrices can be told apart.
-    whole: everything the two optimizers send, buckets as they are, embeddings and norms included.
+    formula: by the closed formula. matrices: counted, in buckets of one parameter each.
     """
     rows, workloads = [], []
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
         for name, change in DTYPES.items():
-            workload = replace(SHAPES[shape].shared_by(dp), **change)
-            alone = replace(workload, bucket_size=1)
-            layout, muon, _ = alone.plan(dp, tp)
+            workload = replace(SHAPES[shape].shared_by(dp), bucket_size=1, **change)
+            layout, muon, _ = workload.plan(dp, tp)
             s = formulas.mean_owners(layout, muon)
             expected = formulas.ratio("gather_all", dp, tp, G, W[workload.dtype], M[workload.gather_dtype], s)
             rows.append({"dp": dp, "tp": tp, "dtypes": name, "s": float(s), "formula": float(expected)})
-            workloads += [alone, workload]
+            workloads.append(workload)
     ranks = launch.run(count_matrices, (workloads,), dp=dp, tp=tp)
-    for number, row in enumerate(rows):
-        for which, at, column in (("matrices", 2 * number, 0), ("whole", 2 * number + 1, 1)):
-            muon_sent, adamw_sent = (sum(rank[at][name][column] for rank in ranks) for name in ("muon", "zero1"))
-            row[which] = muon_sent / adamw_sent
+    for row, counts in zip(rows, zip(*ranks, strict=True), strict=True):
+        muon_sent, adamw_sent = (sum(rank[name] for rank in counts) for name in ("muon", "zero1"))
+        row["matrices"] = muon_sent / adamw_sent
     return rows
 
 
-# ---- Muon, algorithm by algorithm -------------------------------------------------------------------------
+# ---- Muon, layout by layout -------------------------------------------------------------------------------
 
 
 def count_optimizers(world: World, workload: Workload) -> dict[str, int]:
     """Return {contender: bytes this rank sends per step}, activations left out, as torch's dispatcher counts them."""
     grid = Grid.of(world)
     found, corpus = {}, pixels(grid, workload.context)
-    for name in (name for name in COMPARED if CONTENDERS[name].admits(workload, world.dp, world.tp)):
+    for name in admitted(workload, world.dp, world.tp, COMPARED):
         trainer, data = warmed_up(name, workload, grid, corpus)
         with CollectiveCounter() as counter:
             trainer.step(next(data))
@@ -113,19 +113,19 @@ def count_optimizers(world: World, workload: Workload) -> dict[str, int]:
 def algorithms_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
     """Return one row per contender of COMPARED on this grid, in the paper's dtypes, means over ranks.
 
-    sent: bytes, counted. over_zero1: of all parameters, counted. Of Muon's algorithms also s, ratio: of matrices alone,
+    sent: bytes, counted. over_zero1: of all parameters, counted. Of Muon's layouts also s, ratio: of matrices alone,
     by formula; and closed: whether formula and what stands beside it are what was counted, as fractions.
     """
     workload, planned = SHAPES[shape].shared_by(dp), {}
     w, m = W[workload.dtype], M[workload.gather_dtype]
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
-        for name, algorithm in ALGORITHMS.items():
-            layout, muon = algorithm.plan(workload, dp, tp)
+        for name, muons in LAYOUTS.items():
+            layout, muon = muons.plan(workload, dp, tp)
             n, s = sum(layout.specs[index].numel for index in muon), formulas.mean_owners(layout, muon)
-            zeros = m if algorithm.strategy == "gather_all" else 0
+            zeros = m if muons.strategy == "gather_all" else 0
             beside = sum(formulas.beside(layout, tp, muon, zeros).values())
-            closed = formulas.muon(algorithm.strategy, dp, tp, n, G, w, m, s) + beside
-            planned[name] = s, formulas.ratio(algorithm.strategy, dp, tp, G, w, m, s), closed
+            closed = formulas.muon(muons.strategy, dp, tp, n, G, w, m, s) + beside
+            planned[name] = s, formulas.ratio(muons.strategy, dp, tp, G, w, m, s), closed
     ranks = launch.run(count_optimizers, (workload,), dp=dp, tp=tp)
     sent = {name: Fraction(sum(rank[name] for rank in ranks), len(ranks)) for name in ranks[0]}
     rows = []
@@ -136,6 +136,22 @@ def algorithms_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]
             row |= {"s": float(s), "ratio": float(ratio), "closed": closed == mean}
         rows.append(row)
     return rows
+
+
+def report_ratios(rows: Rows) -> bool:
+    """Print Muon / ZeRO-1 AdamW on one grid; return whether what was counted is what the formulas say."""
+    print(f"{_grid(rows)}, {PAPERS}; bytes of Muon / ZeRO-1 AdamW:")
+    print("formula  counted")
+    ours = [row for row in rows if row["contender"] in LAYOUTS]
+    for row in ours:
+        print(f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {CONTENDERS[row['contender']].title}")
+    closed = all(row["closed"] for row in ours)
+    print(f"Formula + padding + AdamW's + norms = counted: {closed}.")
+    return closed
+
+
+def _grid(rows: Rows) -> str:
+    return f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks"
 
 
 # ---- torch's own Muon -------------------------------------------------------------------------------------
@@ -191,7 +207,7 @@ def count_wire(world: World, workload: Workload, steps: int) -> dict[str, OnTheW
     """Let the operating system count `steps` steps of every contender. Only in a world with `link`."""
     grid, found = Grid.of(world), {}
     corpus = pixels(grid, workload.context)
-    for name in admitted(workload, world.dp, world.tp):
+    for name in admitted(workload, world.dp, world.tp, COUNTED):
         trainer, data = warmed_up(name, workload, grid, corpus)
         with CollectiveCounter() as counter:
             before = settled()
@@ -230,6 +246,51 @@ def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[d
             "least_rank": min(each), "greatest_rank": max(each),
         })  # fmt: skip
     return rows
+
+
+def wire_lines(rows: Rows) -> list[str]:
+    """Return `wire_on`'s rows of several grids, a line per contender: the least and the greatest of its ratios."""
+    lines = [
+        "Bytes that left all ranks' network interfaces, without headers, divided by",
+        "  called    what the ring formula says of the collectives that torch called",
+        "  gloo's    the same, if every reduce-scatter that torch called is an all-reduce",
+        "Each is the least and the greatest ratio of all grids.",
+        "",
+        "     called       gloo's",
+    ]
+    for name, contender in CONTENDERS.items():
+        mine = [row for row in rows if row["contender"] == name]
+        if mine:
+            spans = [(min(row[key] for row in mine), max(row[key] for row in mine)) for key in ("ratio", "on_gloo")]
+            told = "".join(f"{low:.3f}-{high:.3f}  " for low, high in spans)
+            lines.append(f"{told}{contender.title}")
+    return lines
+
+
+def report_wire(rows: Rows) -> bool:
+    """Print what the operating system counted on one grid, over what the formula says; return whether it is near.
+
+    Of a broadcast only the sum over ranks must be.
+    """
+    print(f"{_grid(rows)}, {STEPS} steps:")
+    print("what left the interfaces, without headers, over the ring formula of the collectives called;")
+    print("gloo's: the same, a reduce-scatter that torch calls being an all-reduce")
+    print("  sum  gloo's   single ranks        formula")
+    for row in rows:
+        by_rank = f"{row['least_rank']:.3f} to {row['greatest_rank']:.3f}"
+        told = f"{row['ratio']:.3f}  {row['on_gloo']:.3f} {by_rank} {row['ring']:>14,}"
+        print(f"{told}  {CONTENDERS[row['contender']].title}")
+    known = [row for row in rows if CONTENDERS[row["contender"]].predicted]
+    well = near(known, ["on_gloo"]) and near(
+        [row for row in known if row["contender"] not in BROADCASTS], ["least_rank", "greatest_rank"]
+    )
+    print(f"Within 3 %, for every contender that we can predict (a broadcast's ranks only in sum): {well}.")
+    return well
+
+
+def near(rows: Rows, keys: Sequence[str]) -> bool:
+    """Say whether all of these ratios are 1 to within TOLERANCE."""
+    return all(abs(row[key] - 1) < TOLERANCE for row in rows for key in keys)
 
 
 # ---- All of it --------------------------------------------------------------------------------------------

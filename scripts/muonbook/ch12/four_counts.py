@@ -26,9 +26,9 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import NOTHING, Ledger, Traffic
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch12.contenders import CONTENDERS, admitted
+from muonbook.contenders import CONTENDERS, MUON_LAYOUTS, admitted
 from muonbook.measure.baselines import Trainer
-from muonbook.measure.profiler import Seen, profiled, seen, sounding_right
+from muonbook.measure.profiler import Seen, profiled, seen
 from muonbook.measure.workload import SHAPES, Workload, batches, pixels
 
 Grids = Sequence[tuple[int, int]]
@@ -36,6 +36,8 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 Kinds = dict[tuple[str, str], Traffic]  # (collective, group) -> calls, payload, bytes sent
 
 GRIDS = [(dp, tp) for dp in range(1, 9) for tp in range(1, 9) if dp * tp <= 8]
+LAYOUTS = {name: layout for name, layout in MUON_LAYOUTS.items() if name != "muon_single"}  # which chapter 13 adds
+COUNTED = tuple(name for name in CONTENDERS if name != "muon_single")
 WARM_UP = 2  # steps before the one that is counted: the first ones allocate
 
 
@@ -55,16 +57,14 @@ def warmed_up(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> tupl
 class Counted:
     """One contender's step on one rank, counted in four ways.
 
-    ledger: with what FSDP2 is predicted to call beside it; None where nothing is ours. sounding_right: events of the
-    trace that a reader of names would add up. native: reduce-scatters are called by that name, and not as an all-to-all
-    of the same payload (ours on gloo).
+    ledger: with what FSDP2 is predicted to call beside it; None where nothing is ours. native: reduce-scatters are
+    called by that name, and not as an all-to-all of the same payload (ours on gloo).
     """
 
     predicted: Ledger
     ledger: Ledger | None
     dispatched: Ledger
     recorded: dict[str, Seen]
-    sounding_right: int
     native: bool
 
     def expected(self) -> Kinds:
@@ -105,7 +105,6 @@ def by_name(kinds: Kinds) -> dict[str, tuple[int, int]]:
 def count_step(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> Counted:
     """Count a contender's third step, and profile its fourth. Collective; only for those with a prediction."""
     contender = CONTENDERS[name]
-    assert contender.predict is not None
     predicted = contender.predict(workload, grid.dp.size, grid.tp.size, (grid.dp.rank, grid.tp.rank))
     trainer, data = warmed_up(name, workload, grid, corpus)
     ledger = None if contender.ledger is None else contender.ledger(trainer, grid)
@@ -119,7 +118,7 @@ def count_step(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> Cou
     with profiled() as events:
         trainer.step(next(data))
     native = grid.dp.native_reduce_scatter or contender.fsdp2 is not None
-    return Counted(predicted, ledger, counter.ledger, seen(events), sounding_right(events), native)
+    return Counted(predicted, ledger, counter.ledger, seen(events), native)
 
 
 def count(world: World, workloads: Mapping[str, Workload]) -> list[dict[tuple[str, str], Counted]] | None:
@@ -131,8 +130,8 @@ def count(world: World, workloads: Mapping[str, Workload]) -> list[dict[tuple[st
     for shape, workload in workloads.items():
         if workload.fits(world.dp, world.tp):
             corpus = pixels(grid, workload.context)
-            for name, contender in admitted(workload, world.dp, world.tp).items():
-                if contender.predict is not None:
+            for name in admitted(workload, world.dp, world.tp, COUNTED):
+                if CONTENDERS[name].predicted:
                     found[shape, name] = count_step(name, workload, grid, corpus)
     return world.gather(found)
 
@@ -196,7 +195,6 @@ def counts_on(grids: Grids) -> dict[str, Any]:
         rows.append({
             "dp": dp, "tp": tp, "shapes": list(shape_on(dp, tp)), "steps": len(steps),
             "collectives": sum(kind.calls for counted in steps for kind in counted.recorded.values()),
-            "records": sum(counted.sounding_right for counted in steps),
             "equal": not here,
         })  # fmt: skip
         found += here

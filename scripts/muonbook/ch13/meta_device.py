@@ -38,7 +38,8 @@ def weigh_moves(
     muon: indices of Muon's matrices. What the reduction, AdamW and the last moves take is not in it. Raises
     RuntimeError where this process has a process group.
     """
-    options = MUON_DEFAULTS | SAME_EVERYWHERE | {"compute_dtype": getattr(torch, compute_dtype)}
+    brief = {"compute_dtype": getattr(torch, compute_dtype), "ns_steps": 2}  # the others allocate what the second does
+    options = MUON_DEFAULTS | SAME_EVERYWHERE | brief
     groups = dict.fromkeys(muon, options)
     known: dict[tuple[object, ...], int] = {}
     with _nobody(layout.dp, tp) as handles:

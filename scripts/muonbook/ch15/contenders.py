@@ -1,4 +1,4 @@
-"""Who is timed in chapter 15: AdamW on DDP and ZeRO-1, and Muon by algorithm; and each of them without communication.
+"""The contenders that chapter 15 times, each without communication.
 
 Without it, every collective returns at once, with this rank's own bytes in the others' places. What is left is the
 computation of a rank, copies included, while the other ranks compute on the same cores. Its numbers mean nothing, and
@@ -7,40 +7,18 @@ stay finite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.ledger import Ledger
-from muonbook.measure.baselines import BASELINES, Trainer
-from muonbook.measure.muon_variants import MUON_VARIANTS, Place
+from muonbook.contenders import CONTENDERS
+from muonbook.measure.baselines import Trainer
 from muonbook.measure.workload import Workload
-
-
-class TimedContender(NamedTuple):
-    """One way to train.
-
-    make: (workload, grid) -> Trainer; collective. predict: (workload, dp, tp, place) -> Ledger of one step with one
-    micro-batch. ddp_alone: sends what DDP sends, and nothing else.
-    """
-
-    make: Callable[[Workload, Grid], Trainer]
-    predict: Callable[[Workload, int, int, Place], Ledger]
-    ddp_alone: bool = False
-
-
-def contender(name: str) -> TimedContender:
-    """Return one by its name in MUON_VARIANTS or, of those that send what can be predicted, in BASELINES."""
-    if name in MUON_VARIANTS:
-        algorithm = MUON_VARIANTS[name]
-        return TimedContender(algorithm.make, algorithm.predict)
-    baseline = BASELINES[name]
-    return TimedContender(baseline.make_whole, baseline.predict_at, baseline.ddp_alone)
 
 
 @dataclass
@@ -89,7 +67,7 @@ def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> 
     if grid.tp.size != 1:
         raise ValueError(f"T is {grid.tp.size}; only DP falls silent, so take T = 1.")
     silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
-    timed = contender(name)
+    timed = CONTENDERS[name]
     dp = Group("dp") if timed.ddp_alone else silent
     world = GroupWithoutCommunication("world", grid.world.size, grid.world.rank)
     return timed.make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger))

@@ -14,9 +14,10 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch15.contenders import contender, trainer_without_communication
+from muonbook.ch15.contenders import trainer_without_communication
+from muonbook.contenders import CONTENDERS
 from muonbook.measure import interleaved_timing
-from muonbook.measure.baselines import BASELINES, Trainer
+from muonbook.measure.baselines import Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
 from muonbook.planner.cost_model import collectives_of, exchanged_bytes, hops
 
@@ -33,7 +34,7 @@ def optimizer_share(world: World, width: int, token_counts: Sequence[int], round
     workload, grid = replace(TIMED, width=width), Grid.of(world)
     corpus = pixels(grid, workload.context)
     whole = {"muon": "muon_ddp", "adamw": "ddp"}  # on one rank, DDP is left out
-    trainers = {name: BASELINES[baseline].make(workload, grid, None) for name, baseline in whole.items()}
+    trainers = {name: CONTENDERS[baseline].make(workload, grid) for name, baseline in whole.items()}
     found: dict[str, list[list[float]]] = {name: [] for name in trainers}
     for tokens in token_counts:
         micro = replace(workload, sequences=min(tokens, MICRO_BATCH) // workload.context)
@@ -75,7 +76,7 @@ def time_steps(
     trainers: dict[tuple[str, str], Trainer] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, (of, bucket_size) in variants.items():
-        timed, its = contender(of), replace(workload, bucket_size=bucket_size)
+        timed, its = CONTENDERS[of], replace(workload, bucket_size=bucket_size)
         trainers[name, "seconds"] = timed.make(its, grid)
         if bare:
             trainers[name, "computation_seconds"] = trainer_without_communication(of, its, grid)

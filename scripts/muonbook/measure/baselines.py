@@ -1,20 +1,20 @@
-"""Six baselines: ways to train one model on one grid, compared throughout part III. Chapter 6 wraps as they do.
+"""Ways to train one model on one grid: a model and its optimizers at work, and what a step of torch's own sends.
 
-    baseline    gradients       optimizer's state                     whose code
-    ddp         all-reduced     whole on every rank, AdamW            torch: DistributedDataParallel
-    zero1       reduce-scatter  1/D, AdamW                            ours
-    torch_zero  all-reduced     whole parameters dealt out, AdamW     torch: ZeroRedundancyOptimizer
-    muon        reduce-scatter  1/D, Muon gather_all                  ours
-    muon_ddp    all-reduced     whole on every rank, Muon             torch's DDP, our single-device Muon
-    muon_fsdp2  reduce-scatter  1/D by rows, torch.optim.Muon         torch: FSDP2, DTensor
+    maker            gradients       optimizer's state                     whose code
+    make_ddp         all-reduced     whole on every rank, AdamW            torch: DistributedDataParallel
+    make_zero1       reduce-scatter  1/D, AdamW                            ours
+    make_torch_zero  all-reduced     whole parameters dealt out, AdamW     torch: ZeroRedundancyOptimizer
+    make_strategy    reduce-scatter  1/D, Muon by strategy                 ours
+    make_muon_ddp    all-reduced     whole on every rank, Muon             torch's DDP, our single-device Muon
+    make_muon_fsdp2  reduce-scatter  1/D by rows, torch.optim.Muon         torch: FSDP2, DTensor
+    make_fsdp2       reduce-scatter  1/D by rows, AdamW or MuonW           torch: FSDP2, DTensor
 
-All start from the same weights and read the same data. Those that keep whole matrices on every rank, or let DTensor
-find out, know nothing of our TP layers: with T > 1 their Newton–Schulz would see blocks, so they refuse it.
+`muonbook.contenders` has what part III says of each. Chapter 6 wraps as they do. DDP reduces all gradients in one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +32,12 @@ from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
-from distmuon.sharding.layout import ITEM_BYTES, Layout
+from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices
 from distmuon.verify import model_states
-from distmuon.verify.model_states import ModelStates
 from distmuon.verify.prediction import predict_step
 from muonbook.measure.workload import Workload
-from muonbook.ways import TITLES
 
 SAME_EVERYWHERE: dict[str, Any] = dict(compute_dtype=torch.float32, ns_form="standard")  # for counts of Muon
 ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of it in one call
@@ -47,7 +45,7 @@ ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of 
 
 @dataclass
 class Trainer:
-    """A baseline at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
+    """A way to train at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
@@ -95,44 +93,6 @@ class Trainer:
         return found
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """One of the six.
-
-    title: for tables. algorithm: "muon", or "adamw" for everything. make: (workload, grid, bucket_mb) -> Trainer;
-    collective; bucket_mb is DDP's. predict: (workload, dp, tp, dp_rank) -> Ledger of one step with one micro-batch;
-    None where torch's own planning decides, so that its collectives can only be counted. states: how it lays the model
-    out, one of the predictions of `model_states`. over_tp: may be cut over TP. ddp_alone: sends what DDP sends, and
-    nothing else.
-    """
-
-    title: str
-    algorithm: str
-    make: Callable[[Workload, Grid, float | None], Trainer]
-    predict: Callable[[Workload, int, int, int], Ledger] | None
-    states: Callable[[Layout, int, Collection[int]], ModelStates]
-    over_tp: bool = True
-    ddp_alone: bool = False
-
-    def make_whole(self, workload: Workload, grid: Grid) -> Trainer:
-        """Return it with gradients that DDP reduces in one call. Collective."""
-        return self.make(workload, grid, ONE_BUCKET)
-
-    def predict_at(self, workload: Workload, dp: int, tp: int, place: tuple[int, int]) -> Ledger:
-        """Return what the rank at `place`, (dp_rank, tp_rank), will send in a step with one micro-batch.
-
-        Raises ValueError for one that can only be counted.
-        """
-        if self.predict is None:
-            raise ValueError(f"what {self.title} sends is planned by torch; it can only be counted.")
-        return self.predict(workload, dp, tp, place[0])
-
-    def predict_states(self, workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
-        """Return what the ranks with this `dp_rank` will keep, bytes per kind; starts nothing."""
-        layout, muon, _ = workload.plan(dp, tp, self.algorithm)
-        return self.states(layout, dp_rank, muon)
-
-
 # ---- Wrapping what is torch's -----------------------------------------------------------------------------
 
 
@@ -171,18 +131,18 @@ def _adamw(workload: Workload, parameters: Iterable[nn.Parameter]) -> torch.opti
     return torch.optim.AdamW(parameters, **workload.hyperparameters)
 
 
-def make_ddp(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+def make_ddp(workload: Workload, grid: Grid) -> Trainer:
     model = sliced_model(workload, grid)
-    return Trainer(data_parallel(model, grid, bucket_mb), [_adamw(workload, model.parameters())])
+    return Trainer(data_parallel(model, grid, ONE_BUCKET), [_adamw(workload, model.parameters())])
 
 
-def make_zero1(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+def make_zero1(workload: Workload, grid: Grid) -> Trainer:
     model = sliced_model(workload, grid)
     options: dict[str, Any] = workload.hyperparameters | {"bucket_size": workload.bucket_size}
     return Trainer(model, [Zero1AdamW(groups_for(model, "adamw"), grid, **options)])
 
 
-def make_torch_zero(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+def make_torch_zero(workload: Workload, grid: Grid) -> Trainer:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # 0.4 s, and no other baseline needs it
 
     if grid.dp.size == 1:
@@ -190,10 +150,10 @@ def make_torch_zero(workload: Workload, grid: Grid, bucket_mb: float | None = No
     model = sliced_model(workload, grid)
     options: dict[str, Any] = workload.hyperparameters | {"process_group": grid.dp.process_group}
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
-    return Trainer(data_parallel(model, grid, bucket_mb), [optimizer])
+    return Trainer(data_parallel(model, grid, ONE_BUCKET), [optimizer])
 
 
-def make_muon(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+def make_muon(workload: Workload, grid: Grid) -> Trainer:
     return make_strategy(workload, grid, "gather_all", workload.bucket_size)
 
 
@@ -215,14 +175,14 @@ def make_fsdp2(workload: Workload, grid: Grid, muonw: bool, **options: Any) -> T
     return Trainer(model, [_adamw(workload, model.parameters())])
 
 
-def make_muon_ddp(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+def make_muon_ddp(workload: Workload, grid: Grid) -> Trainer:
     model = sliced_model(workload, grid)
     chosen = by_algorithm(model)
     muon = Muon(chosen["muon"], input_dtype=torch.bfloat16, **workload.hyperparameters)
-    return Trainer(data_parallel(model, grid, bucket_mb), [muon, _adamw(workload, chosen["adamw"])])
+    return Trainer(data_parallel(model, grid, ONE_BUCKET), [muon, _adamw(workload, chosen["adamw"])])
 
 
-def make_muon_fsdp2(workload: Workload, grid: Grid, bucket_mb: float | None = None) -> Trainer:
+def make_muon_fsdp2(workload: Workload, grid: Grid) -> Trainer:
     model = sliced_model(workload, grid)
     shard_by_rows([*model.blocks, model], grid)
     chosen = by_algorithm(model)
@@ -240,7 +200,7 @@ def predict_activations(model: Transformer, workload: Workload, dp: int, tp: int
     return ledger
 
 
-def predict_ddp(workload: Workload, dp: int, tp: int, dp_rank: int) -> Ledger:
+def predict_ddp(workload: Workload, dp: int, tp: int, place: tuple[int, int]) -> Ledger:
     """One all-reduce of all gradients, in the model's dtype."""
     layout, _, model = workload.plan(dp, tp, "adamw")
     ledger = predict_activations(model, workload, dp, tp)
@@ -249,9 +209,9 @@ def predict_ddp(workload: Workload, dp: int, tp: int, dp_rank: int) -> Ledger:
     return ledger
 
 
-def predict_torch_zero(workload: Workload, dp: int, tp: int, dp_rank: int) -> Ledger:
+def predict_torch_zero(workload: Workload, dp: int, tp: int, place: tuple[int, int]) -> Ledger:
     """DDP's all-reduce; then every parameter is broadcast by the rank that keeps its state."""
-    ledger = predict_ddp(workload, dp, tp, dp_rank)
+    ledger = predict_ddp(workload, dp, tp, place)
     layout, _, _ = workload.plan(dp, tp, "adamw")
     for spec in layout.specs:
         ledger.record("broadcast", "dp", dp, spec.numel * ITEM_BYTES[spec.dtype], "parameters")
@@ -269,16 +229,3 @@ def _predict_ours(algorithm: str) -> Callable[[Workload, int, int, int], Ledger]
 
 
 predict_zero1, predict_muon = _predict_ours("adamw"), _predict_ours("muon")
-
-SHARDS, REPLICAS = model_states.predict_shards, model_states.predict_replicas
-PARTITION, ROWS = model_states.predict_partition, model_states.predict_rows
-BASELINES: dict[str, Baseline] = {
-    "ddp": Baseline(TITLES["ddp"], "adamw", make_ddp, predict_ddp, REPLICAS, ddp_alone=True),
-    "zero1": Baseline(TITLES["zero1"], "adamw", make_zero1, predict_zero1, SHARDS),
-    "torch_zero": Baseline(TITLES["torch_zero"], "adamw", make_torch_zero, predict_torch_zero, PARTITION),
-    "muon": Baseline(TITLES["muon"], "muon", make_muon, predict_muon, SHARDS),
-    "muon_ddp": Baseline(
-        TITLES["muon_ddp"], "muon", make_muon_ddp, predict_ddp, REPLICAS, over_tp=False, ddp_alone=True
-    ),
-    "muon_fsdp2": Baseline(TITLES["muon_fsdp2"], "muon", make_muon_fsdp2, None, ROWS, over_tp=False),
-}

@@ -22,14 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon.sharding.ledger import OPERATORS, WITHOUT_PAYLOAD
-from muonbook.measure.trace_report import NAMES_MATCHED
 
 ITEM_BYTES = {"double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "unsigned char": 1}
 
 # the payload as the ledger defines it, by the name of c10d's argument -> which input of the record that is
 INPUTS = {"tensors": 0, "output_tensor": 0, "input_tensor": 1, "input": 1}
-# what a script looks for that adds up all that sounds right: the report's names, and how gloo calls reduce-scatters
-SOUNDS_RIGHT = (*NAMES_MATCHED, "all_to_all", "alltoall")
 
 
 class Seen(NamedTuple):
@@ -70,12 +67,6 @@ def seen(events: Sequence[Mapping[str, Any]]) -> dict[str, Seen]:
     """Return what a trace says of each kind of collective."""
     calls = Counter(OPERATORS[event["name"]][0] for event in filter(_is_operator, events))
     return {collective: Seen(calls[collective], size) for collective, size in count_once(events).items()}
-
-
-def sounding_right(events: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many events of a trace have a name that matches: what adding up by name would add up."""
-    names = Counter(event.get("name", "") for event in events)  # thousands of events have a few dozen names
-    return sum(number for name, number in names.items() if any(pattern in name.lower() for pattern in SOUNDS_RIGHT))
 
 
 def _is_operator(event: Mapping[str, Any]) -> bool:

@@ -3,29 +3,22 @@
 import json
 import re
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 import stored_pages
 import worlds
-from figure_helpers import assert_readable, boxes, lines
-from matplotlib.colors import to_hex
 
 from distmuon.optim import strategies
 from distmuon.verify.prediction import predict_step
 from muonbook import network_emulation
 from muonbook.ch12 import (
     byte_counts,
-    byte_tables,
-    figure_bytes,
-    figure_pieces,
-    figure_strips,
-    four_counts,
+    figures,
     planned_bytes,
 )
-from muonbook.ch12.contenders import ALGORITHMS, CONTENDERS, admitted
-from muonbook.figures import style
+from muonbook.ch12.four_counts import COUNTED, GRIDS, LAYOUTS
+from muonbook.contenders import CONTENDERS, admitted
 from muonbook.measure import formulas, profiler, reported, results
 from muonbook.measure.baselines import predict_zero1
 from muonbook.measure.workload import SHAPES
@@ -41,7 +34,7 @@ WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
 def test_all_counts_of_a_step_are_printed_and_agree() -> None:
     out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --dp 4 --tp 1 --shape odd")
     rows = re.findall(r"^ *([\d,]+) +([\d,]+) +[\d.]+  (.+)$", out, re.MULTILINE)
-    assert [title for *_, title in rows] == [c.title for name, c in CONTENDERS.items() if name != "muon_fsdp2"]
+    assert [title for *_, title in rows] == [CONTENDERS[name].title for name in COUNTED if name != "muon_fsdp2"]
     assert all(planned == counted for planned, counted, _ in rows)
     assert max(map(len, out.splitlines())) <= 60
     assert out.endswith("all counts agree: True.\n")
@@ -62,7 +55,6 @@ def test_other_dtypes_send_what_the_formula_says_too() -> None:
     rows = byte_counts.ratios_on(2, 1, "odd")
     assert [f"{row['matrices']:.3f}" for row in rows] == ["1.250", "1.333", "1.500"]
     assert all(row["matrices"] == pytest.approx(row["formula"], abs=1e-12) for row in rows)
-    assert all(1 < row["whole"] < row["formula"] for row in rows)  # what is not a matrix dilutes it
 
 
 def test_the_operating_system_counts_or_says_why_not() -> None:
@@ -73,20 +65,6 @@ def test_the_operating_system_counts_or_says_why_not() -> None:
         return
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.endswith("(a broadcast's ranks only in sum): True.\n")
-
-
-def test_what_is_measured_is_written_or_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_counts, "counts_on", lambda grids: {"grids": list(grids), "faults": [], "equal": True})
-    monkeypatch.setattr(byte_counts, "ratios_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
-    monkeypatch.setattr(byte_counts, "algorithms_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
-    monkeypatch.setattr(byte_counts, "fsdp2_on", lambda dp: {"dp": dp})
-    monkeypatch.setattr(byte_counts, "wire_on", lambda dp, tp: [{"dp": dp, "tp": tp}])
-    refused = byte_counts.measure(quick=True, obstacle="not here.")
-    assert (refused["wire"], refused["obstacle"]) == (None, "not here.")
-    full = byte_counts.measure(quick=False, obstacle=None)
-    assert len(full["counted"]["grids"]) == 20
-    assert [(row["dp"], row["tp"]) for row in full["wire"]] == byte_counts.WIRE_GRIDS
-    assert set(refused) == set(full)
 
 
 @pytest.mark.parametrize(
@@ -109,46 +87,37 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
 
 def test_the_stored_results_hold_what_the_chapter_says() -> None:
     found = json.loads((worlds.ROOT / "book" / "results" / "bytes.json").read_text())
-    assert {(row["dp"], row["tp"]) for row in found["counted"]["grids"]} == set(four_counts.GRIDS)
+    assert {(row["dp"], row["tp"]) for row in found["counted"]["grids"]} == set(GRIDS)
     assert found["counted"]["equal"]
     assert {(row["dp"], row["tp"]) for row in found["ratios"]} == set(byte_counts.RATIO_GRIDS)
     assert all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in found["ratios"])
     assert {(row["dp"], row["tp"]) for row in found["algorithms"]} == set(byte_counts.RATIO_GRIDS)
-    assert all(row["closed"] for row in found["algorithms"] if row["contender"] in ALGORITHMS)
+    assert all(row["closed"] for row in found["algorithms"] if row["contender"] in LAYOUTS)
     for row in found["wire"] or []:
-        if CONTENDERS[row["contender"]].predict is not None:
-            assert abs(row["on_gloo"] - 1) < byte_tables.TOLERANCE
-            if row["contender"] not in byte_tables.BROADCASTS:
-                assert max(abs(row[key] - 1) for key in ("least_rank", "greatest_rank")) < byte_tables.TOLERANCE
+        if CONTENDERS[row["contender"]].predicted:
+            assert abs(row["on_gloo"] - 1) < byte_counts.TOLERANCE
+            if row["contender"] not in byte_counts.BROADCASTS:
+                assert max(abs(row[key] - 1) for key in ("least_rank", "greatest_rank")) < byte_counts.TOLERANCE
 
 
-@pytest.mark.parametrize(("dp", "tp"), byte_counts.RATIO_GRIDS)
-def test_what_is_stored_of_muon_over_adamw_is_what_is_predicted(dp: int, tp: int) -> None:
+def test_what_is_stored_of_muon_over_adamw_is_what_is_predicted() -> None:
     """To the last byte, without a process: a layout that changes turns this red, and `make bench` mends it."""
-    stored = {
-        row["contender"]: row for row in results.load("bytes")["algorithms"] if (row["dp"], row["tp"]) == (dp, tp)
-    }
-    workload = SHAPES["even"].shared_by(dp)
-    assert set(stored) == {name for name in byte_counts.COMPARED if name in admitted(workload, dp, tp)}
-    sums = {CONTENDERS[name].title: row["sent"] for name, row in stored.items()}
-    planned = {
-        title: sum(row.values())
-        for title, row in figure_bytes.step_rows(workload, dp, tp, byte_counts.COMPARED).items()
-    }
-    assert sums == pytest.approx({title: planned[title] for title in sums}, abs=0.5 / (dp * tp))
+    for dp, tp in byte_counts.RATIO_GRIDS:
+        rows = results.load("bytes")["algorithms"]
+        stored = {row["contender"]: row["sent"] for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
+        workload = SHAPES["even"].shared_by(dp)
+        assert list(stored) == admitted(workload, dp, tp, byte_counts.COMPARED)
+        planned = figures.step_rows(workload, dp, tp, list(stored))
+        assert list(stored.values()) == pytest.approx(
+            [sum(row.values()) for row in planned.values()], abs=0.5 / dp / tp
+        )
 
 
-def test_tables_say_what_the_rows_say() -> None:
-    row: dict[str, Any] = {"ratio": 1.01, "on_gloo": 1.01}
-    wire = [row | {"contender": "zero1"}, row | {"contender": "torch_zero"}]
-    assert byte_tables.wire_lines(wire)[-2:] == [
-        "1.010-1.010  1.010-1.010  AdamW, ZeRO-1",
-        "1.010-1.010  1.010-1.010  AdamW, torch's ZeRO-1",
-    ]
-    muon = {"contender": "muon_cut", "over_zero1": 1.05, "s": 1.5, "ratio": 1.0625, "closed": False}
-    lines = byte_tables.algorithm_lines([{"contender": "zero1", "over_zero1": 1.0}, muon])
-    assert lines[1:] == ["  1.062    1.050  gather cut"]
-    assert not byte_tables.closed([muon])
+def test_a_count_that_is_not_the_formula_s_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"dp": 2, "tp": 1, "contender": "muon_cut", "over_zero1": 1.05, "ratio": 1.0625, "closed": True}
+    assert byte_counts.report_ratios([row])
+    assert not byte_counts.report_ratios([row, row | {"closed": False}])
+    assert capsys.readouterr().out.splitlines()[-1].endswith("= counted: False.")
 
 
 # ---- The reader of traces ---------------------------------------------------------------------------------
@@ -180,7 +149,6 @@ TRACE = [
 def test_every_collective_is_counted_once() -> None:
     assert profiler.count_once(TRACE) == {"all_gather": 16, "all_to_all": 40, "all_reduce": 92}
     assert profiler.seen(TRACE)["all_reduce"] == profiler.Seen(calls=2, payload_bytes=92)
-    assert profiler.sounding_right(TRACE) == 8
     assert profiler.count_once([]) == {}
 
 
@@ -213,61 +181,30 @@ def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
 # ---- The rows of the figures ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(4, 2), (8, 1), (2, 4)])
+@pytest.mark.parametrize(("dp", "tp"), [(4, 2), (8, 1)])
 def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
     workload = SHAPES["even"].shared_by(dp)
-    for contender in (CONTENDERS[name] for name in byte_counts.COMPARED):
-        assert contender.predict is not None
-        ledger = contender.predict(workload, dp, tp, (dp - 1, 0))
-        purposes = figure_bytes.sent_by_purpose(ledger)
+    for name in byte_counts.COMPARED:
+        ledger = CONTENDERS[name].predict(workload, dp, tp, (dp - 1, 0))
+        purposes = figures.sent_by_purpose(ledger)
         assert sum(purposes.values()) == ledger.total().sent_bytes
         assert purposes["activations"] == ledger.total(op="all_reduce", group="tp").sent_bytes
-    rows = figure_bytes.step_rows(workload, dp, tp, byte_counts.COMPARED)
+    rows = figures.step_rows(workload, dp, tp, byte_counts.COMPARED)
     over_tp = {title for title, row in rows.items() if row["momentum over TP or mesh"]}
-    assert over_tp - {"MuonW"} == {algorithm.title for algorithm in ALGORITHMS.values() if tp > 1}
+    assert over_tp - {"MuonW"} == {algorithm.title for algorithm in LAYOUTS.values() if tp > 1}
     assert rows["owner"]["momentum over DP"] == 0
 
 
-def test_frames_share_a_scale_and_a_size() -> None:
-    frames = figure_bytes.step_frames(SHAPES["even"], [(8, 1), (2, 4)])
-    first, second = (tuple(frame.figure.get_size_inches()) for frame in frames)
-    assert first == second
-    assert "gather all, bucketed 1.23; gather all, flat 1.25" in frames[0].caption
-    padded = [bar.get_gid() for bar in boxes(frames[0].figure, "bar-") if bar.get_width()]
-    padded = [name for name in padded if str(name).endswith("-padding")]
-    assert padded == ["bar-owner-padding"]
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_what_the_picture_calls_received_is_what_a_step_sends(name: str) -> None:
-    layout, strategy = figure_pieces.laid_out(name), ALGORITHMS[name].strategy
+    layout, strategy = figures.laid_out(name), LAYOUTS[name].strategy
     sent = 0
-    for rank in range(figure_pieces.D):
+    for rank in range(figures.D):
         ledger = predict_step(layout, 1, rank, range(len(layout.specs)), strategy, "float32", 0)
-        sent += sum(t.sent_bytes for e, t in ledger if figure_bytes.purpose(e) == figure_bytes.PURPOSES[2])
-    held = sum(piece.where.size for piece in figure_pieces.pieces(name) if piece.received)
+        sent += sum(t.sent_bytes for e, t in ledger if figures.purpose(e) == figures.PURPOSES[2])
+    held = sum(piece.where.size for piece in figures.pieces(name) if piece.received)
     assert 4 * held == sent
-    assert figure_pieces.received(name) == held / (figure_pieces.D * sum(s.numel for s in layout.specs))
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_rank_of_the_picture_holds_every_matrix_whole_of_which_it_keeps_a_piece(name: str) -> None:
-    held: dict[tuple[int, int], int] = {}
-    layout, pieces = figure_pieces.laid_out(name), figure_pieces.pieces(name)
-    for piece in pieces:
-        (matrix,) = (n for n, where in enumerate(layout.global_ranges) if piece.where.intersect(where).size)
-        held[piece.holder, matrix] = held.get((piece.holder, matrix), 0) + piece.where.size
-    assert all(size == layout.specs[matrix].numel for (_, matrix), size in held.items())
-    owned = [piece for piece in pieces if not piece.received]
-    assert sum(piece.where.size for piece in owned) == sum(spec.numel for spec in layout.specs)
-
-
-def test_the_picture_of_pieces_says_what_it_shows() -> None:
-    told = figure_pieces.describe_pieces("Hands")
-    assert told.startswith("Hands. Seven matrices on four DP ranks. gather all, bucketed: 6 of 7 matrices are cut")
-    assert "gather cut: 3 of 7 matrices are cut" in told
-    assert told.endswith("owner: 0 of 7 matrices are cut, a rank receives 0 % of all.")
-    style.require_readable(figure_pieces.draw_pieces("Hands"), told)
+    assert figures.received(name) == held / (figures.D * sum(s.numel for s in layout.specs))
 
 
 def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut_travels() -> None:
@@ -288,36 +225,12 @@ def test_a_planned_model_is_within_the_published_interval_where_only_what_is_cut
 
 def test_equal_matrices_stand_at_one_plus_a_quarter_over_their_number() -> None:
     for size in (1, 3, 11, 43):
-        found = figure_strips.strip(size)
+        found = figures.strip(size)
         assert found.ratio == 1 + Fraction(1, 4 * size)
-        assert sum(ranks - 1 for ranks in found.spread) == figure_strips.D - 1  # a boundary, a journey
+        assert sum(ranks - 1 for ranks in found.spread) == figures.STRIP_D - 1  # a boundary, a journey
 
 
-def test_strips_have_red_where_a_boundary_cuts() -> None:
-    sizes = (3, 11)
-    figure, told = figure_strips.draw_strips(sizes, "Strips"), figure_strips.describe_strips(sizes, "Strips")
-    style.require_readable(figure, told)
-    assert_readable(figure)
-    for size, cut in zip(sizes, (3, 7), strict=True):
-        matrices = boxes(figure, f"matrix-{size}")
-        (ends,) = lines(figure, f"boundaries-{size}")
-        at = [segment[0][0] for segment in ends.get_segments()]
-        red = [to_hex(matrix.get_facecolor()) == style.ACCENT.lower() for matrix in matrices]
-        inside = [any(m.get_x() < x < m.get_x() + m.get_width() for x in at) for m in matrices]
-        assert red == inside
-        assert sum(red) == cut
-        assert f"{size} matrices, {cut} cut: {1 + 1 / (4 * size):.3f}" in told
-
-
-def beyond_adamw(model: str, ranks: int) -> dict[str, float]:
-    """Return {algorithm: what Muon sends beyond ZeRO-1 AdamW, in % of it}, without TP."""
-    return {name: round(100 * of[ranks].dp, 2) for name, of in planned_bytes.growth(model, 1, [ranks]).items()}
-
-
-def test_what_muon_sends_beyond_adamw_in_per_cent() -> None:
-    found = beyond_adamw("moonlight", 8)
-    assert 25.01 > found["gather all, flat"] > 24.99 > found["gather all, bucketed"] > 24
-    assert 0 <= found["gather cut"] < 0.1 < found["owner"] < 0.2  # padding
+ON_FSDP2 = ("adamw_fsdp2", "muonw", "muon_fsdp2")
 
 
 def test_what_a_reduce_scatter_of_gloo_adds_is_what_the_operating_system_counts_more() -> None:
@@ -327,7 +240,7 @@ def test_what_a_reduce_scatter_of_gloo_adds_is_what_the_operating_system_counts_
     called, on_gloo = row["ring"], row["ring"] + row["reduce_scatter"]
     assert row["payload"] / on_gloo == pytest.approx(1, abs=0.01)
     assert f"{on_gloo / called:.2f}" == "1.34"
-    assert all(other["ratio"] < 1.01 for other in rows if "fsdp2" not in other["contender"])
+    assert all(other["ratio"] < 1.01 for other in rows if other["contender"] not in ON_FSDP2)
     assert results.load("bytes")["header_bytes"] == 66
     torchs = [row for row in rows if row["contender"] == "muon_fsdp2"]
     assert all(abs(row["ratio"] - 8 / 7) < 0.03 and 1.01 < row["on_gloo"] < 1.035 for row in torchs)
@@ -346,17 +259,15 @@ def test_fsdp2_gathers_what_lies_outside_the_blocks_once_and_pads() -> None:
     zero1, all_twice = (3 / 4 * each * sum(spec.numel for spec in layout.specs) for each in (4 + 4, 4 + 2 * 4))
     assert all_twice / zero1 == 1.5
     unpadded = all_twice - 3 / 4 * 4 * sum(outside.values())
-    sent = CONTENDERS["adamw_fsdp2"].predict(workload, 4, 1, (0, 0)).total().sent_bytes  # type: ignore[misc]
+    sent = CONTENDERS["adamw_fsdp2"].predict(workload, 4, 1, (0, 0)).total().sent_bytes
     assert unpadded < sent < all_twice
     assert f"{sent / predict_zero1(workload, 4, 1, 0).total().sent_bytes:.3f}" == "1.462"
 
 
-def test_eight_ranks_and_a_thousand_send_alike_and_far_from_nothing_only_where_all_is_gathered() -> None:
-    for model in ("llama3_70b", "moonlight"):
-        one, other = (beyond_adamw(model, ranks) for ranks in (8, 1024))
-        assert one | {"owner": 0} == other | {"owner": 0}  # whose padding grows with the ranks
-        assert one["gather cut"] < 0.1
-        assert f"{1 + one['gather all, bucketed'] / 100:.2f}" == "1.24"
+def test_the_price_of_tp_in_the_picture_is_the_formula_s() -> None:
+    for holders, frame in enumerate(figures.frames_of_parts()):
+        by_formula = float(formulas.ratio("gather_cut", figures.PARTS_D, figures.PARTS_T, 4, 4, 2, max(holders, 1))) - 1
+        assert (f"{by_formula:.2f} more" in frame.alt) == (holders > 0)
 
 
 def test_one_matrix_is_most_of_the_reports_model() -> None:
@@ -375,7 +286,7 @@ def test_the_page_s_formula_is_that_of_the_plans() -> None:
             found, specs = names["ratios"](dp, tp, w), names["matrices"](tp)
             assert all(spec.tp_gather_dim == (0 if tp > 1 else None) for spec in specs)  # or owners go by wrong costs
             everything = range(len(specs))
-            for algorithm in ALGORITHMS.values():
+            for algorithm in LAYOUTS.values():
                 lay_out = strategies.planner(algorithm.strategy)
                 size = algorithm.elements or names["megatron"](dp)
                 layout = lay_out(specs, muon=everything, dp=dp, tp=tp, bucket_size=size)

@@ -13,8 +13,8 @@ from distmuon.verify.prediction import predict_transient
 from muonbook.ch13.memory_study import PICTURED
 from muonbook.ch13.meta_device import weigh_moves, weigh_worst_moves
 from muonbook.ch13.step_memory import unpacked
+from muonbook.contenders import MUON_LAYOUTS
 from muonbook.measure import results
-from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.planner.model_shapes import MODELS, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.planned_worlds import BUCKET_RULES
@@ -34,12 +34,12 @@ def moves(history: list[Moment]) -> list[list[Moment]]:
     return found
 
 
-@pytest.mark.parametrize("name", MUON_VARIANTS)
+@pytest.mark.parametrize("name", MUON_LAYOUTS)
 def test_a_move_takes_as_much_as_with_data_to_the_byte(name: str) -> None:
     """Of a stored step, whose moments also count what stands beside a move: what the first has, which begins it."""
-    layout, muon = MUON_VARIANTS[name].plan(PICTURED, 4, 1)
+    layout, muon = MUON_LAYOUTS[name].plan(PICTURED, 4, 1)
     real = moves(unpacked(results.load("memory")["timelines"][name]["history"]))
-    weighed = weigh_moves(layout, muon, 1, MUON_VARIANTS[name].strategy, [0], "float32")
+    weighed = weigh_moves(layout, muon, 1, MUON_LAYOUTS[name].strategy, [0], "float32")
     assert weighed == max(moment.alive - move[0].alive for move in real for moment in move)
     assert not dist.is_initialized()
 
@@ -78,7 +78,7 @@ def test_bounds_of_published_models_are_near_what_is_weighed(
 
 
 def test_a_process_that_has_a_group_is_refused() -> None:
-    layout, muon = MUON_VARIANTS["muon"].plan(PICTURED, 4, 1)
+    layout, muon = MUON_LAYOUTS["muon"].plan(PICTURED, 4, 1)
     with session.environment(session.directory()):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
         try:

@@ -16,11 +16,9 @@ import worlds
 from distmuon import launch
 from distmuon.optim.newton_schulz import flops
 from muonbook.ch15 import experiments, regimes, timed_steps
-from muonbook.ch15.contenders import contender
 from muonbook.ch15.worlds.verdicts import rows, with_a_square
+from muonbook.contenders import CONTENDERS
 from muonbook.measure import results
-from muonbook.measure.baselines import BASELINES
-from muonbook.measure.muon_variants import MUON_VARIANTS
 from muonbook.measure.workload import TIMED
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices import compared
@@ -95,7 +93,7 @@ def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -
 
 
 def demand(variant: regimes.Variant) -> dict[str, int]:
-    workload, timed = replace(regimes.LINKED, bucket_size=variant.bucket_size), contender(variant.contender)
+    workload, timed = replace(regimes.LINKED, bucket_size=variant.bucket_size), CONTENDERS[variant.contender]
     ledger = timed.predict(workload, regimes.RANKS, 1, (0, 0))
     return timed_steps.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS})
 
@@ -120,13 +118,11 @@ def test_what_a_boundary_cuts_goes_straight_to_its_other_owners() -> None:
 
 
 def test_whoever_is_timed_is_one_of_ours_or_of_the_baselines_that_can_be_predicted() -> None:
-    assert {variant.contender for variant in regimes.LINKS.values()} <= MUON_VARIANTS.keys() | BASELINES.keys()
-    assert contender("ddp").ddp_alone
-    assert not contender("muon_owner").ddp_alone
-    with pytest.raises(KeyError):
-        contender("nobody")
+    assert {variant.contender for variant in regimes.LINKS.values()} <= CONTENDERS.keys()
+    assert CONTENDERS["ddp"].ddp_alone
+    assert not CONTENDERS["muon_owner"].ddp_alone
     with pytest.raises(ValueError, match="it can only be counted"):
-        contender("muon_fsdp2").predict(regimes.LINKED, regimes.RANKS, 1, (0, 0))
+        CONTENDERS["muon_fsdp2"].predict(regimes.LINKED, regimes.RANKS, 1, (0, 0))
 
 
 # ---- What the page says -----------------------------------------------------------------------------------

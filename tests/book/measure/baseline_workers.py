@@ -16,9 +16,11 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch12 import byte_counts
+from muonbook.contenders import CONTENDERS
 from muonbook.measure import profiler
-from muonbook.measure.baselines import BASELINES
 from muonbook.measure.workload import SHAPES, batches, pixels
+
+NAMES = ("ddp", "zero1", "torch_zero", "muon", "muon_ddp", "muon_fsdp2")
 
 
 def count_dtensor(world: World) -> tuple[Ledger, Ledger, Ledger]:
@@ -52,7 +54,7 @@ def stray(world: World, steps: int = 3) -> dict[str, float]:
     alone, corpus = Grid.alone(grid.device.type), pixels(grid, workload.context)
 
     def trained(name: str, where: Grid, steps: int, **muon: Any) -> list[Tensor]:
-        trainer = BASELINES[name].make(workload, where, None)
+        trainer = CONTENDERS[name].make(workload, where)
         matrices = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
         if muon:
             trainer.optimizers[0] = Muon(matrices, **workload.hyperparameters, **muon)
@@ -77,8 +79,8 @@ def train(world: World, steps: int) -> dict[str, list[float]]:
     losses: dict[str, list[float]] = {}
     workload = SHAPES["odd"].shared_by(world.dp)
     corpus = pixels(grid, workload.context)
-    for name, baseline in BASELINES.items():
-        trainer, data = baseline.make(workload, grid, None), batches(workload, corpus, world.dp, grid.dp.rank)
+    for name in NAMES:
+        trainer, data = CONTENDERS[name].make(workload, grid), batches(workload, corpus, world.dp, grid.dp.rank)
         losses[name] = []
         for _ in range(steps):
             loss = trainer.step(next(data))

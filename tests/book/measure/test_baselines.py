@@ -11,9 +11,8 @@ from distmuon import launch
 from distmuon.launch import UsageError
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch12 import four_counts
-from muonbook.ch12.contenders import admitted
 from muonbook.ch12.four_counts import Counted
-from muonbook.measure.baselines import BASELINES
+from muonbook.contenders import admitted
 from muonbook.measure.profiler import Seen
 from muonbook.measure.workload import SHAPES
 
@@ -39,12 +38,11 @@ def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: in
     for number, rank in enumerate(ranks):
         assert {shape for shape, _ in rank} == set(shapes)
         for shape, workload in shapes.items():
-            assert {name for of, name in rank if of == shape} == set(admitted(workload, dp, tp)) - {"muon_fsdp2"}
-        for which, counted in rank.items():
-            assert counted.faults() == [], f"rank {number}, {which}"
-            assert (counted.predicted.total().calls > 0) == (dp * tp > 1)
-            if which[1] in BASELINES:  # in a trace of gloo two names sound right for every collective of theirs
-                assert counted.sounding_right == 2 * sum(kind.calls for kind in counted.recorded.values())
+            counted = set(admitted(workload, dp, tp, four_counts.COUNTED)) - {"muon_fsdp2"}
+            assert {name for of, name in rank if of == shape} == counted
+        for which, step in rank.items():
+            assert step.faults() == [], f"rank {number}, {which}"
+            assert (step.predicted.total().calls > 0) == (dp * tp > 1)
 
 
 def test_between_them_the_shapes_can_be_cut_over_every_grid() -> None:
@@ -70,7 +68,7 @@ def test_every_kind_of_disagreement_is_a_fault() -> None:
         made.record("all_gather", "dp", 2, payload, label)
         return made
 
-    right = Counted(ledger(8), ledger(8), ledger(8, "c10d"), {"all_gather": Seen(1, 8)}, 2, native=False)
+    right = Counted(ledger(8), ledger(8), ledger(8, "c10d"), {"all_gather": Seen(1, 8)}, native=False)
     assert right.faults() == []
     assert len(replace(right, dispatched=ledger(16)).faults()) == 1
     assert len(replace(right, dispatched=Ledger()).faults()) == 1
@@ -119,7 +117,7 @@ def test_torchs_muon_on_fsdp2_strays_no_further_than_bf16_rounds() -> None:
 def test_all_start_from_the_same_weights_and_read_the_same_data() -> None:
     for losses in launch.run(workers.train, (3,), dp=2):
         first = losses["ddp"][0]
-        assert set(losses) == set(BASELINES)
+        assert set(losses) == set(workers.NAMES)
         assert all(abs(row[0] - first) < 1e-5 for row in losses.values())
         for alike in (("ddp", "zero1", "torch_zero"), ("muon", "muon_ddp")):  # one algorithm, whoever shards it
             assert all(losses[name] == pytest.approx(losses[alike[0]], abs=2e-3) for name in alike), losses
