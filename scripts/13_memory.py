@@ -12,10 +12,11 @@ from distmuon import launch
 from distmuon.models.recipe import DTYPES
 from muonbook import puzzles
 from muonbook.ch13 import puzzle as step_in_waves
-from muonbook.ch13.shapes import WEIGHED
 from muonbook.jobs import check_json, run_job
+from muonbook.measure.workload import FILM, SHAPES
 from muonbook.recipe_arguments import add_arguments
 
+WEIGHED = {"film": FILM, **SHAPES}
 TAKES = {"": (*launch.WORLD, "shape", "dtype", "json"), "--measure": ("quick", "json")}  # job -> its options
 
 

@@ -12,12 +12,10 @@ from typing import Any
 from distmuon import launch
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import FLAT
 from distmuon.verify.model_states import STATE, ModelStates
-from muonbook.ch13.shapes import FILM
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
 from muonbook.contenders import CONTENDERS, TRIED, ZERO1, admitted
-from muonbook.measure.workload import SHAPES, TIMED, Workload
+from muonbook.measure.workload import FILM, SHAPES, Workload
 
 Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step
 Row = dict[str, Any]
@@ -115,7 +113,6 @@ def measure(quick: bool) -> Row:
     return {
         "quick": quick,
         **of_grids,
-        "one_bucket": measure_one_bucket(),
         "batches": of_batches,
         "timelines": timelines,
         "cross_check": launch.run(cross_check_all, (["zero1", "muon", "muonw"],))[0],
@@ -173,31 +170,14 @@ def _summed(ranks: Sequence[Weighed]) -> ModelStates:
     return {kind: sum(one.states[kind] for one in ranks) for kind in ranks[0].states}
 
 
-def measure_one_bucket() -> Row:
-    """Weigh AdamW and Muon on 2 DP ranks, everything in one bucket; return {contender: row}."""
-    workload = replace(TIMED, bucket_size=FLAT).shared_by(2)
-    rows, ranks = weigh_ours([workload], 2, ("zero1", "muon"))
-    largest = max(bucket.padded for bucket in workload.plan(2, 1)[0].buckets)
-    for number, row in enumerate(rows):
-        each = [rank[number] for rank in ranks]
-        row |= {"mean_kept": sum(sum(one.states.values()) for one in each) // len(each), "largest_bucket": largest}
-    return {row["contender"]: row for row in rows}
-
-
 def measure_steps(batches: Sequence[int]) -> tuple[list[Row], Row]:
     """Weigh ours on 4 DP ranks with more and more tokens; return rows, and of the first a step, moment by moment."""
-    rows, ranks = weigh_ours([PICTURED.shared_by(4, each) for each in batches], 4, ZERO1)
-    first = zip(ZERO1, ranks[0], strict=False)  # of the fewest tokens, which are PICTURED's
-    return rows, {name: {"kept": one.states, "history": packed(one.history)} for name, one in first}
-
-
-def weigh_ours(workloads: Sequence[Workload], dp: int, names: Sequence[str]) -> tuple[list[Row], list[list[Weighed]]]:
-    """Return a row for each of `names` with every workload, and what every rank found."""
-    jobs = [(name, workload, True) for workload in workloads for name in names]
-    ranks = launch.run(weigh_all, (jobs,), dp=dp)[0]
+    jobs = [(name, PICTURED.shared_by(4, each), True) for each in batches for name in ZERO1]
+    ranks = launch.run(weigh_all, (jobs,), dp=4)[0]
     rows = []
     for number, (name, workload, _) in enumerate(jobs):
-        place = {"dp": dp, "bucket_size": workload.bucket_size, "tokens_per_rank": workload.tokens // dp}
+        place = {"dp": 4, "bucket_size": workload.bucket_size, "tokens_per_rank": workload.tokens // 4}
         rows.append(place | row_of(name, [rank[number] for rank in ranks]))
-    print(f"  {dp} DP x 1 TP: {len(workloads)} workloads, step by step", flush=True)
-    return rows, ranks
+    print(f"  4 DP x 1 TP: {len(batches)} batches, step by step", flush=True)
+    first = zip(ZERO1, ranks[0], strict=False)  # of the fewest tokens, which are PICTURED's
+    return rows, {name: {"kept": one.states, "history": packed(one.history)} for name, one in first}

@@ -78,7 +78,8 @@ def weigh(
     place = (grid.dp.size, grid.tp.size, grid.dp.rank)
     predicted = CONTENDERS[name].states(workload, *place)
     at_once = takes_all_at_once(grid.device)
-    bound = CONTENDERS[name].update(workload, *place, compute_dtype, at_once) if compute_dtype else None
+    update_bound = CONTENDERS[name].update
+    bound = update_bound(workload, *place, compute_dtype, at_once) if update_bound and compute_dtype else None
     found = Weighed(states, predicted, standing, bound, {}, 0, [])
     if not tracked:
         return found

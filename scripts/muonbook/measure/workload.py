@@ -130,6 +130,7 @@ SHAPES: dict[str, Workload] = {
 }
 
 TIMED = Workload(width=256, layers=4)  # 3.1 million elements in matrices: large enough that time is spent on them
+FILM = replace(TIMED, bucket_size=1 << 20)  # of chapter 13: three waves of matrices, and an end of all the rest
 
 
 def pixels(grid: Grid, context: int) -> Tensor:

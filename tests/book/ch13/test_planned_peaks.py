@@ -1,75 +1,54 @@
-"""Peaks of planned steps: of two published models in every layout, against AdamW's."""
+"""Peaks of planned steps: what the page says of its table, and of an 8B in every layout, against AdamW's."""
+
+import re
 
 import pytest
 import stored_pages
 
-from muonbook.ch13.memory_tables import PLANNED, _weighed, planned_peaks, repeats, share_of_matrices
-from muonbook.planner.model_shapes import MODELS
+from muonbook.ch13.memory_tables import PLANNED, planned_peaks, share_of_matrices
+from muonbook.planner.model_shapes import MODELS, local_specs
+from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.activations import StageActivations
+from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees, stages
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
-LLAMAS = {"8B": (MODELS["llama3_8b"], Degrees(8)), "70B": (MODELS["llama3_70b"], Degrees(128, 8))}
-
-
-def beyond(model: str, degrees: Degrees) -> dict[str, float]:
-    """Return {column of PLANNED: bytes by which Muon's peak is higher than AdamW's}."""
-    found = planned_peaks(MODELS[model], degrees)
-    return {column: found[column].highest.top - found["AdamW"].highest.top for column in PLANNED}
+EIGHT, ON_8 = MODELS["llama3_8b"], Degrees(8)
+FLAT = "gather all, flat"
 
 
 def test_what_the_page_says_of_80_gb() -> None:
-    places = [("llama3_8b", Degrees(8)), *(("llama3_70b", Degrees(dp, 8)) for dp in (16, 32, 64, 256))]
-    worlds = [planned_peaks(MODELS[model], degrees) for model, degrees in places]
-    tops = [{layout: peaks.highest.top / 1e9 for layout, peaks in of.items()} for of in worlds]
-    flat = ["gather all, flat"]
-    assert [[layout for layout, top in of.items() if top > 80] for of in tops] == [[], flat, flat, [], []]
-    assert all(min(of.values()) == of["gather all, per matrix"] for of in tops)
-    assert all(max(of, key=lambda layout: of[layout]) == "gather all, flat" for of in tops)
-    for of in tops[:2]:
-        assert all(top < of["AdamW"] + 0.05 for layout, top in of.items() if layout != "gather all, flat")
-    assert round(tops[-1]["owner"] - tops[-1]["AdamW"]) == 7
-    many = worlds[-1]
-    owner, whole = many["owner"].passes.kept, many["gather all, per matrix"].passes.kept
-    assert owner - many["AdamW"].passes.kept > 6e9 > many["AdamW"].passes.kept - whole > 0  # padding, and what is saved
-
-
-def test_newton_schulz_is_done_once_by_owners_and_by_every_rank_where_matrices_have_buckets_of_their_own() -> None:
-    for name, dp, tp in (("llama3_8b", 8, 1), ("llama3_70b", 16, 8)):
-        done = repeats(MODELS[name], Degrees(dp, tp))
-        assert (done["owner"], done["gather all, per matrix"]) == (1, dp * tp)
-        assert tp < done["gather cut"] < 2 * tp < done["gather all, bucketed"] < dp * tp
-        assert done["gather all, flat"] == done["gather cut"]
-
-
-def test_where_the_update_is_the_peak_both_peaks_are_its_rank_s() -> None:
-    found = planned_peaks(*LLAMAS["8B"])
-    assert found["gather all, flat"].highest is found["gather all, flat"].update
-    assert (
-        found["gather all, flat"].passes.kept
-        == found["gather all, flat"].update.kept
-        < found["AdamW"].passes.kept - 4e9
-    )
-    assert found["gather cut"].highest is found["gather cut"].passes
-    assert found["gather cut"].passes.kept > found["gather cut"].update.kept  # it holds embeddings, which stay AdamW's
-
-
-def test_as_dp_grows_every_layout_but_one_passes_adamw_s_peak_sooner_or_later() -> None:
-    ranks = (8, 16, 32, 64, 128)
-    worlds = {dp: beyond("llama3_70b", Degrees(dp, 8)) for dp in ranks}
-    above = {layout: [dp for dp in ranks if worlds[dp][layout] > 0] for layout in PLANNED}
+    """In its own table, which comes out again whenever the page is run."""
+    lines = stored_pages.cell_with("13_memory", "done = {").printed.splitlines()[1:]
+    cells = {line[:24].strip(): re.findall(r"([\d.]+) \((\d+)\)", line) for line in lines}
+    assert list(cells) == ["AdamW", *PLANNED]
+    tops = [{layout: float(row[n][0]) for layout, row in cells.items()} for n in range(5)]
+    assert [[layout for layout, top in of.items() if top > 80] for of in tops] == [[], [FLAT], [FLAT], [], []]
+    for of in tops:
+        assert min(of.values()) == of["gather all, per matrix"]
+        assert max(of.values()) == of[FLAT]
+    on_70b = dict(zip((16, 32, 64, 256), tops[1:], strict=True))
+    above = {layout: [dp for dp, of in on_70b.items() if of[layout] > of["AdamW"]] for layout in PLANNED}
     assert above == {
-        "gather all, per matrix": [], "gather all, bucketed": [64, 128], "gather all, flat": list(ranks),
-        "gather cut": [64, 128],
-        "owner": [32, 64, 128],  # padding, of weights and gradients, is more than a moment saves
+        "gather all, per matrix": [], "gather all, bucketed": [64, 256], FLAT: [16, 32, 64, 256],
+        "gather cut": [64, 256],
+        "owner": [32, 64, 256],  # padding, of weights and gradients, is more than a moment saves
     }  # fmt: skip
+    assert all(tops[0][layout] <= tops[0]["AdamW"] for layout in PLANNED if layout != FLAT)
+    assert tops[0]["gather cut"] == tops[0]["AdamW"]
+    assert round(tops[-1]["owner"] - tops[-1]["AdamW"]) == 7
+    done = {layout: [int(row[n][1]) for n in range(5)] for layout, row in cells.items()}
+    assert done["owner"] == [1] * 5
+    assert done["gather all, per matrix"] == [8, 128, 256, 512, 2048]
+    assert done["gather cut"] == done[FLAT]
 
 
 def test_the_padding_of_owners_and_what_muon_saves_are_the_last_table_s() -> None:
     model = MODELS["llama3_70b"]
     (stage,), saved, padded = stages(model, 1, 1), [], []
     for dp in (16, 32):
-        buckets = _weighed(stage.dense, dp, 8)["owner"].laid_out.world.layout.buckets
+        specs, muon = local_specs(stage.dense, 8)
+        buckets = plan_part(specs, muon, dp, 8, BUCKET_RULES["megatron"](dp), "owner").layout.buckets
         padded.append(6 * sum(bucket.padded - bucket.numel for bucket in buckets) / 1e9)
         saved.append(4 * share_of_matrices(model) * model.parameters / dp / 8 / 1e9)
         assert padded[-1] < 0.03 * 6 * sum(bucket.numel for bucket in buckets) / 1e9
@@ -78,10 +57,9 @@ def test_the_padding_of_owners_and_what_muon_saves_are_the_last_table_s() -> Non
 
 
 def test_what_a_layer_of_the_8b_keeps_is_what_the_page_adds_up() -> None:
-    model, degrees = MODELS["llama3_8b"], Degrees(8)
-    (stage,) = stages(model, 1, 1)
-    kept = {size / model.width for size in StageActivations(model, stage, degrees, True, False)._by_layer().values()}
-    assert kept == {17} == {4 + 1.5 + 1 + 3 * model.mlp / model.width}
+    (stage,) = stages(EIGHT, 1, 1)
+    kept = {size / EIGHT.width for size in StageActivations(EIGHT, stage, ON_8, True, False)._by_layer().values()}
+    assert kept == {17} == {4 + 1.5 + 1 + 3 * EIGHT.mlp / EIGHT.width}
 
 
 def test_bytes_of_buckets_over_tp_are_chapter_12_s() -> None:
@@ -96,44 +74,30 @@ def test_bytes_of_buckets_over_tp_are_chapter_12_s() -> None:
     assert "a third and {:.1f} to {:.1f} times".format(*in_bf16) in said
 
 
-@pytest.mark.parametrize("name", LLAMAS)
-def test_what_is_saved_is_one_moment_of_the_matrices(name: str) -> None:
-    model, degrees = LLAMAS[name]
-    found = planned_peaks(model, degrees)
-    assert found["AdamW"].highest is found["AdamW"].passes
-    muon = found["gather all, per matrix"]
-    assert muon.passes.borrowed == found["AdamW"].passes.borrowed
-    saved = 4 * share_of_matrices(model) * model.parameters / degrees.dp / degrees.tp
-    assert found["AdamW"].passes.kept - muon.passes.kept == pytest.approx(saved, rel=1e-3)  # vectors are not cut
-
-
-def test_peaks_are_those_that_the_planner_has() -> None:
+def test_peaks_of_the_8b_are_those_of_the_planner_and_of_what_is_saved() -> None:
     """Where the passes hide both updates; the planner counts AdamW's step counters, too."""
-    model, degrees = LLAMAS["8B"]
+    found = planned_peaks(EIGHT, ON_8)
     adamw, muon = (
-        WorldPlan(WorldSetting(model, degrees, optimizer, "gather_all", "megatron", recompute=True))
+        WorldPlan(WorldSetting(EIGHT, ON_8, optimizer, "gather_all", "megatron", recompute=True))
         for optimizer in ("adamw", "muon")
     )
     assert "while stepping" not in {**adamw.held_at_worst, **muon.held_at_worst}
-    assert planned_peaks(model, degrees)["AdamW"].highest.top == adamw.fullest[2]
-    assert beyond("llama3_8b", degrees)["gather all, bucketed"] == pytest.approx(
-        muon.fullest[2] - adamw.fullest[2], rel=1e-6
-    )
-
-
-def test_a_flat_shard_without_matrices_saves_nothing() -> None:
-    """The embeddings and the head of the 8B fill one of eight shards."""
-    found = planned_peaks(*LLAMAS["8B"])
+    assert found["AdamW"].highest.top == adamw.fullest[2]
+    beyond = {column: found[column].highest.top - adamw.fullest[2] for column in PLANNED}
+    assert beyond["gather all, bucketed"] == pytest.approx(muon.fullest[2] - adamw.fullest[2], rel=1e-6)
     saved = found["AdamW"].passes.kept - found["gather all, per matrix"].passes.kept
-    higher = beyond("llama3_8b", Degrees(8))
-    assert abs(higher["gather cut"]) < 0.001 * saved
-    assert higher["gather all, bucketed"] == pytest.approx(-saved, rel=1e-3)
+    assert saved == pytest.approx(4 * share_of_matrices(EIGHT) * EIGHT.parameters / 8, rel=1e-3)  # one moment
+    assert beyond["gather all, bucketed"] == pytest.approx(-saved, rel=1e-3)
+    assert abs(beyond["gather cut"]) < 0.001 * saved  # embeddings and head, AdamW's, fill one of eight flat shards
 
 
-def test_above_the_passes_peaks_differ_by_what_updates_borrow() -> None:
-    found, higher = planned_peaks(*LLAMAS["70B"]), beyond("llama3_70b", Degrees(128, 8))
-    more = found["gather all, bucketed"].update.borrowed - found["gather all, per matrix"].update.borrowed
-    assert higher["gather all, bucketed"] - higher["gather all, per matrix"] == pytest.approx(more, rel=0.01)
+def test_where_the_update_is_the_peak_both_peaks_are_its_rank_s() -> None:
+    found = planned_peaks(EIGHT, ON_8)
+    flat, cut = found[FLAT], found["gather cut"]
+    assert flat.highest is flat.update
+    assert flat.passes.kept == flat.update.kept < found["AdamW"].passes.kept - 4e9
+    assert cut.highest is cut.passes
+    assert cut.passes.kept > cut.update.kept  # it holds embeddings, which stay AdamW's
 
 
 @pytest.mark.parametrize(
