@@ -8,7 +8,6 @@ python scripts/14_traces.py --measure-hiding --json book/results/hiding.json
 python scripts/14_traces.py --measure-gathers --json book/results/gathers.json
 """
 
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from typing import Any
 from distmuon import launch
 from distmuon.models.recipe import Recipe
 from distmuon.optim import strategies
-from muonbook import network_emulation, ways
+from muonbook import network_emulation
 from muonbook.ch14 import puzzle as look_ahead
+from muonbook.jobs import run_job
 from muonbook.measure import results, trace
 from muonbook.measure.workload import SHAPES, TIMED
 from muonbook.puzzles import add_arguments, handle
@@ -25,8 +25,6 @@ from muonbook.puzzles import add_arguments, handle
 RATES = (250.0, 500.0, 1000.0, 2000.0, 4000.0)  # Mbit/s: from sending far longer than working to about as long
 RECORDED = 2000.0  # the one whose traces are stored: sending takes little longer than working
 SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
-TITLES = {"adamw": ways.TITLES["zero1"], "muon": f"Muon, {ways.TITLES['muon']}"}
-TRAIN, COMPARE = "muonbook.ch14.recorded_step:train", "muonbook.ch14.schedule_race:compare"
 TAKES = {  # job -> its options
     "": launch.WORLD,
     "--traces": launch.WORLD,
@@ -36,75 +34,10 @@ TAKES = {  # job -> its options
     "--measure-hiding": ("quick", "json", "threads"),
     "--measure-gathers": ("quick", "json", "threads"),
 }
-HIDING, HIDING_RACE = "muonbook.ch14.hiding:compare", "muonbook.ch14.hiding:race"
 HIDING_RATES = (500.0, 1000.0, 2000.0, 4000.0, None)  # Mbit/s; None: unlimited
 BATCHED = replace(TIMED, sequences=16)  # on two ranks: passes take about as long as their gradients on the third link
-RACE = "muonbook.ch14.schedule_race:race"
-
-
-def report_steps(recorded):
-    """Print what the traces hold, each collective once, and hold them against the ledgers; say whether they agree."""
-    agreed = [report_step(name, *step) for name, step in recorded.items()]
-    adamw, muon = ([ledger.total for ledger in recorded[name].ledgers] for name in ("adamw", "muon"))
-    for group in ("dp", "tp"):
-        before, after = (sum(total(group=group).sent_bytes for total in totals) for totals in (adamw, muon))
-        if before:
-            print(f"Over {group.upper()} groups, Muon's ranks send {after / before:.2f} times AdamW's bytes.")
-    print(f"Traces = ledgers, labels and bytes included: {all(agreed)}")
-    return all(agreed)
-
-
-def report_step(name, merged, ledgers):
-    """Print one trace's collectives and the order of its moves; return whether it holds what the ledgers counted."""
-    ranks, agreed = trace.parse(merged), []
-    print(f"{TITLES[name]:<27}dp    tp   all    sum")
-    for rank, ledger in zip(ranks, ledgers, strict=True):
-        names = [collective.name for collective in rank.collectives]
-        counts = [names.count(name) for name in ("dp", "tp", "world")]
-        print(f"  {rank.title:<21}{counts[0]:>6}{counts[1]:>6}{counts[2]:>6}{len(names):>7}")
-        traced = [(c.name, c.label, c.bytes) for c in rank.collectives]
-        told = [(e.group, e.label, t.payload_bytes // t.calls) for e, t in ledger for _ in range(t.calls)]
-        agreed.append(sorted(traced, key=str) == sorted(told, key=str))
-    named = sorted(ranks[0].ranges, key=lambda activity: activity.start)
-    in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in trace.MOVES))
-    print(*(f"  {line}" for line in textwrap.wrap(" -> ".join(in_order), 80)), "", sep="\n")
-    return all(agreed)
-
-
-def save_steps(recorded, folder):
-    """Write each optimizer's trace to a file of its own."""
-    for name, step in recorded.items():
-        trace.save(step.trace | results.made_by(), Path(folder) / f"step_{name}.json.gz")
-
-
-def report_schedules(ranks):
-    """Print the comparison; return whether all schedules did the same."""
-    names = list(ranks[0])
-    print("rank 0, one step    calls   bytes sent    update's peak")
-    for name in names:
-        row = ranks[0][name]
-        more = row["peak"] / ranks[0]["synchronous"]["peak"]
-        print(f"  {name:<18}{row['calls']:>5}{row['bytes']:>13,}{more:>15.2f} x")
-    same = all(
-        rank[name]["equal"] and all(rank[name][key] == rank["synchronous"][key] for key in ("calls", "bytes"))
-        for rank in ranks
-        for name in names
-    )
-    print(f"On every rank same parameters, same calls, same bytes: {same}")
-    return same
-
-
-def report_hiding(ranks):
-    """Print what was under way when; return whether hiding changed nothing."""
-    buckets = ranks[0]["buckets"]
-    title = f"rank 0 of {len(ranks)}, {buckets} buckets"
-    print(f"{title:<44}" + "".join(f"  step {step}" for step, _ in enumerate(ranks[0]["sent"], 1)))
-    rows = {"gradients sent when the first layer's come": "sent", "parameters under way after step": "arriving"}
-    for title, key in rows.items():
-        print(f"  {title:<42}" + "".join(f"{count:>8}" for count in ranks[0][key]))
-    same = all(rank["equal"] and rank["same bytes"] for rank in ranks)
-    print(f"On every rank same parameters, same bytes: {same}")
-    return same
+RECORD, RACE = "muonbook.ch14.experiments:record_steps", "muonbook.ch14.experiments:race_schedules"
+RACE_HIDING, RACE_GATHERS = "muonbook.ch14.experiments:race_hiding", "muonbook.ch14.experiments:race_gathers"
 
 
 def bridged():
@@ -126,7 +59,7 @@ def measure_hiding(path, quick, threads):
         name = "no limit" if rate is None else f"{rate:,g} Mbit/s"
         link = network_emulation.Link(rate) if links else None
         job = (BATCHED, 2 if quick else 12)
-        raced = network_emulation.run(HIDING_RACE, job, dp=2, link=link, threads=threads, timeout=60.0)[0]
+        raced = network_emulation.run(RACE_HIDING, job, dp=2, link=link, threads=threads, timeout=60.0)[0]
         found["links"][name] = raced
         for optimizer, ratios in raced["ratio_to_nothing_hidden"].items():
             told = ", ".join(f"{hidden} {ratio['median']:.2f}" for hidden, ratio in ratios.items())
@@ -138,7 +71,7 @@ def measure_gathers(path, quick, threads):
     """Race one bucket against a call per matrix, over DP and over TP, and write the ratios."""
     raced = dict[str, Any]()
     for dp, tp in ((2, 1), (1, 2)):
-        raced |= launch.run("muonbook.ch14.gathers:race", (6 if quick else 60,), dp=dp, tp=tp, threads=threads)[0]
+        raced |= launch.run(RACE_GATHERS, (6 if quick else 60,), dp=dp, tp=tp, threads=threads)[0]
     for name, ratios in raced.items():
         told = ", ".join(f"{width} {ratio['median']:.2f}" for width, ratio in ratios.items())
         print(f"one bucket / single calls, {name:<8}{told}")
@@ -170,7 +103,8 @@ def measure(path, quick, threads):
                 file = f"schedule_{schedule}{'_asleep' if asleep else ''}.json.gz"
                 trace.save(merged | results.made_by(), folder / file)
     print("Recording a training step of AdamW and one of Muon on 2 x 2 ranks ...", flush=True)
-    save_steps(launch.run(TRAIN, (recordings,), dp=2, tp=2, **options)[0], folder)
+    for name, step in launch.run(RECORD, (recordings,), dp=2, tp=2, **options)[0].items():
+        trace.save(step.trace | results.made_by(), folder / f"step_{name}.json.gz")
     results.write(path, found)
     raced = {name: found[name] for name in ("loopback", "loopback_asleep", "loopback_2x2")}
     for name in ("links", "links_asleep"):
@@ -210,7 +144,7 @@ def main():
     if take and launch.under_torchrun():
         raise launch.UsageError(f"{job} starts worlds of its own; run it without torchrun.")
     if launch.is_main_process():
-        for name in TITLES if arguments.traces else ():
+        for name in ("adamw", "muon") if arguments.traces else ():
             launch.check_writable("--traces", str(Path(arguments.traces) / f"step_{name}.json.gz"))
         launch.check_writable("--json", arguments.json)
     if take:
@@ -220,23 +154,12 @@ def main():
         raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
     SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     Recipe(strategy=arguments.strategy, overlap="pipelined").check(1, 1)
-    worker: str = TRAIN
-    given: tuple[Any, ...] = ()
     if arguments.schedules:
-        worker, given = COMPARE, (SMALL, {"strategy": arguments.strategy})
-    elif arguments.hiding:
-        worker, given = HIDING, (SMALL,)
-    handed_over = launch.run(worker, given, **launch.options(arguments))[0]
-    if not handed_over:
-        return 0  # under torchrun, rank 0 alone goes on
-    if arguments.schedules:
-        return 0 if report_schedules(handed_over) else 1
+        compare = "muonbook.ch14.experiments:compare_schedules"
+        return run_job(arguments, compare, (SMALL, {"strategy": arguments.strategy}), report="report_schedules")
     if arguments.hiding:
-        return 0 if report_hiding(handed_over) else 1
-    well = report_steps(handed_over)
-    if arguments.traces:
-        save_steps(handed_over, arguments.traces)
-    return 0 if well else 1
+        return run_job(arguments, "muonbook.ch14.experiments:compare_hiding", (SMALL,), report="report_hiding")
+    return run_job(arguments, RECORD, (), arguments.traces, report="report_steps")
 
 
 if __name__ == "__main__":

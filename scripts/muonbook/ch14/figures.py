@@ -1,13 +1,12 @@
 """Chapter 14's pictures: recorded steps as timelines, with words over what to look at, and simulated schedules.
 
-In a timeline a rank has two strips: above, what its main thread was at; below, its collectives, in lanes where several
-are under way at once, hatched while it waited for the last rank to arrive. The axis is the share of the part that is
-drawn, for a trace shows when things happened, and its profiler makes them slower.
+In a timeline a rank has two strips: above, what its main thread was at; below, its collectives, hatched while it waited
+for the last rank to arrive. The axis is the share of the part that is drawn, for a trace shows when things happened,
+and its profiler makes them slower.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -33,16 +32,14 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {  # kind -> colour, ranges draw
     "gathers of momentum": (mix(COLD, "#4FA3E0", 0.75), ("dp_gather", "tp_gather")),
     "Newton–Schulz": (ACCENT, ("newton_schulz",)),
     "element by element": (mix(ACCENT, "#F2A0A8", 0.7), ("momentum", "tp_shard", "dp_shard", "apply", "adamw")),
-    "blocked in wait()": (CARD, ("wait",)),  # last, because it lies inside others
 }
 SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective -> name, colour, hatch
     "waiting": ("waiting for others", CARD, "//////"),
     "transfer": ("transfer", mix(INK, CARD, 0.15), ""),
     "unknown": ("either of the two", mix(INK, CARD, 0.5), ""),
 }
-NOTE, BRACKET, APART = 15.0, 7.0, 5.0  # a row of callouts; the brackets below them; between two in a row
+ROWS, NOTE, BRACKET, APART = 2, 15.0, 7.0, 5.0  # rows of callouts; one of them; brackets below; between two in a row
 REDUCTION = ("reduce_scatter", "norms")  # moves that average gradients
-LANES = 3  # collectives at the same time that are drawn apart; more lie on top of each other
 
 
 class Window(NamedTuple):
@@ -69,30 +66,25 @@ class Callout(NamedTuple):
 
 def draw_timeline(
     panels: Mapping[str, Sequence[RankTrace]], windows: Mapping[str, Window], title: str = "",
-    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), rows: int = 0,
-    key: Sequence[str] = (), only: Sequence[int] = (),
+    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), only: Sequence[int] = (),
 ) -> Figure:  # fmt: skip
     """Draw a part of one or several traces.
 
     panels: title -> the ranks of one run, as `trace.read` returns them. windows: panel -> the part that is drawn.
-    callouts: panel -> what is said over it. rows, key: room for so many rows of callouts, and which of KINDS and SENT
-    the key has, by default those in sight: so that frames of one film are of one size. only: the ranks whose strips
-    are drawn, all by default; how long they waited, all of them tell.
+    callouts: panel -> what is said over it. only: the ranks whose strips are drawn, all by default; how long they
+    waited, all of them tell.
     """
-    shown = set(key) or set().union(*(in_sight(traces, windows[name], only) for name, traces in panels.items()))
-    moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items() if kind in shown]
-    sent = [look for what, look in SENT.items() if what in shown]
-    keys = {"Above, the move:": moves, "Below, collectives:": sent}
-    blocks = [_key(heading, looks) for heading, looks in keys.items() if looks]
+    moves = [(kind, colour, "") for kind, (colour, _) in KINDS.items()]
+    blocks = [_key("Above, the move:", moves), _key("Below, collectives:", list(SENT.values()))]
     for name, traces in panels.items():
-        blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), rows, only))
+        blocks.append(_panel(name, traces, windows[name], callouts.get(name, ()), only))
     longest = max(part.end - part.start for part in windows.values()) * MS
     return card(title, "", *blocks, _axis(f"share of the {longest:.2g} ms shown"))
 
 
 def describe_timeline(
     panels: Mapping[str, Sequence[RankTrace]], windows: Mapping[str, Window], title: str = "",
-    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), only: Sequence[int] = (), **_: Any,
+    callouts: Mapping[str, Sequence[Callout]] = MappingProxyType({}), only: Sequence[int] = (),
 ) -> str:  # fmt: skip
     """Return alt text for `draw_timeline`: per rank, the shares of the part; and what the callouts say."""
     told = []
@@ -149,36 +141,11 @@ def _drawn(traces: Sequence[RankTrace], only: Sequence[int]) -> list[RankTrace]:
     return [trace for trace in traces if not only or trace.rank in only]
 
 
-def in_sight(traces: Sequence[RankTrace], mine: Window, only: Sequence[int]) -> set[str]:
-    """Return which of KINDS and SENT there is something of in the window."""
-    waits, found = _waits(traces), dict[str, list[Interval]]()
-    for trace in _drawn(traces, only):
-        for kind in KINDS:
-            found.setdefault(kind, []).extend(ranges(trace, kind))
-        for collective in trace.collectives:
-            for what, interval in _parts(collective, waits).items():
-                found.setdefault(what, []).append(interval)
-    return {what for what, parts in found.items() if _covered(parts, mine)}
-
-
-def _lanes(collectives: Sequence[TracedCollective]) -> list[tuple[TracedCollective, int]]:
-    """Return each collective with the first lane that is free when it begins."""
-    free: list[float] = []
-    found = []
-    for collective in sorted(collectives, key=lambda c: c.when.start):
-        lane = next((n for n, end in enumerate(free) if end <= collective.when.start), len(free))
-        free[lane : lane + 1] = [collective.when.end]
-        found.append((collective, min(lane, LANES - 1)))
-    return found
-
-
 def _panel(
-    name: str, traces: Sequence[RankTrace], mine: Window, callouts: Sequence[Callout], rows: int, only: Sequence[int]
+    name: str, traces: Sequence[RankTrace], mine: Window, callouts: Sequence[Callout], only: Sequence[int]
 ) -> Block:
     pitch = MOVES_HIGH + SENT_HIGH + GAP
     waits, traces = _waits(traces), _drawn(traces, only)
-    laid = {trace.rank: _lanes(trace.collectives) for trace in traces}
-    thin = SENT_HIGH / (1 + max((lane for lanes in laid.values() for _, lane in lanes), default=0))
 
     def place(interval: Interval) -> tuple[float, float]:
         start, end = (min(max(mine.share(moment), 0.0), 1.0) for moment in interval)
@@ -201,15 +168,13 @@ def _panel(
         for kind, (colour, _) in KINDS.items():
             for interval in ranges(trace, kind):
                 fill(axes, top, MOVES_HIGH, interval, colour, f"{gid}-{kind}")
-        for collective, lane in laid[trace.rank]:
-            y = top + MOVES_HIGH + 1 + thin * lane
+        for collective in trace.collectives:
             for what, interval in _parts(collective, waits).items():
                 _, colour, hatch = SENT[what]
-                fill(axes, y, thin - 0.6, interval, colour, f"{gid}-{what}", hatch)
+                fill(axes, top + MOVES_HIGH + 1, SENT_HIGH - 0.6, interval, colour, f"{gid}-{what}", hatch)
 
-    spots = _spots(callouts, [middle((c.start, c.end)) for c in callouts], rows)
-    rows = max([rows, *(row + 1 for _, row in spots)])
-    above = ROW + 9 + (rows * NOTE + BRACKET if rows else 0)
+    spots = _spots(callouts, [middle((c.start, c.end)) for c in callouts])
+    above = ROW + 9 + (ROWS * NOTE + BRACKET if callouts else 0)
     places = {trace.rank: n for n, trace in enumerate(traces)}
 
     def paint(axes: Axes, top: float) -> None:
@@ -229,42 +194,20 @@ def _panel(
     return above + pitch * len(traces), paint
 
 
-def _spots(callouts: Sequence[Callout], middles: Sequence[float], most: int) -> list[tuple[float, int]]:
-    """Return for each callout its words' left edge and their row, 0 the lowest: none on another, nor on its stem.
+def _spots(callouts: Sequence[Callout], middles: Sequence[float]) -> list[tuple[float, int]]:
+    """Return for each callout its words' left edge and their row, 0 the lowest: the first in which they have room.
 
-    middles: of the brackets. The fewest rows that will do; words stand over the middle of theirs if there is room, else
-    beside it. Where `most` rows, or else one for each, are too few for that, stems run behind words.
+    middles: of the brackets, over which words stand if there is room, else further to the right.
     """
-    rooms = [wide(callout.words) for callout in callouts]
-
-    def place(placed: list[tuple[float, int]], rows: int, strict: bool) -> list[tuple[float, int]] | None:
-        if (n := len(placed)) == len(callouts):
-            return placed
-        for row, part in itertools.product(range(rows), (0.5, 0.75, 0.25, 0.97, 0.03)):
-            left = min(max(middles[n] - part * rooms[n], MARGIN), WIDTH - MARGIN - rooms[n])
-            before = zip(placed, rooms, middles, strict=False)
-            if not any(_collide((left, row), rooms[n], middles[n], *other, strict) for other in before):
-                found = place([*placed, (left, row)], rows, strict)
-                if found is not None:
-                    return found
-        return None
-
-    few = most or len(callouts)
-    tries = [*((rows, strict) for strict in (True, False) for rows in range(few + 1)), (len(callouts), False)]
-    found = (place([], rows, strict) for rows, strict in tries)
-    return next(spots for spots in found if spots is not None)  # a row for each always does
-
-
-def _collide(
-    spot: tuple[float, int], room: float, stem: float, other: tuple[float, int], its_room: float, its_stem: float,
-    strict: bool,
-) -> bool:  # fmt: skip
-    """Say whether words lie on others, or, if strict, a stem crosses words below its own."""
-    (left, row), (start, level) = spot, other
-    if row == level:
-        return left < start + its_room + APART and start < left + room + APART
-    crossed, width, crossing = (start, its_room, stem) if row > level else (left, room, its_stem)
-    return strict and crossed - 2 < crossing < crossed + width + 2
+    found, ends = list[tuple[float, int]](), [0.0] * ROWS  # how far words reach in each row; callouts go to the right
+    for callout, middle in zip(callouts, middles, strict=True):
+        room = wide(callout.words)
+        left = min(max(middle - room / 2, MARGIN), WIDTH - MARGIN - room)
+        row = next((row for row, end in enumerate(ends) if end + APART <= left), ends.index(min(ends)))
+        left = max(left, ends[row] + APART)
+        ends[row] = left + room
+        found.append((left, row))
+    return found
 
 
 def _call_out(axes: Axes, words: str, left: float, top: float, extent: tuple[float, float], floor: float) -> None:
@@ -352,13 +295,12 @@ def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
     ]
     title, both = "One all-gather, two traces", sorted((early, last))
     within = Window(called - margin, left + margin)
-    key = sorted(set().union(*(in_sight(traces, within, both) for traces, *_ in looks)))
     frames = []
     for traces, said, caption in looks:
         panel = {f"Muon, {TITLES['muon']}": traces}
         look: dict[str, Any] = dict(title=title, windows=dict.fromkeys(panel, within), only=both)
         look["callouts"] = dict.fromkeys(panel, said)
-        frames.append(Frame(draw_timeline(panel, **look, rows=1, key=key), describe_timeline(panel, **look), caption))
+        frames.append(Frame(draw_timeline(panel, **look), describe_timeline(panel, **look), caption))
     return frames
 
 
@@ -368,15 +310,15 @@ def draw_a_step(adamw: Sequence[RankTrace], muon: Sequence[RankTrace], title: st
     look: dict[str, Any] = {"title": title, "only": [muon[0].rank]}
     look["windows"] = on_one_scale({name: whole_step(ranks[:1]) for name, ranks in panels.items()})
     look["callouts"] = dict(zip(panels, (of_adamw(adamw), of_muon(muon)), strict=True))
-    return draw_timeline(panels, **look, rows=2), describe_timeline(panels, **look)
+    return draw_timeline(panels, **look), describe_timeline(panels, **look)
 
 
 def of_adamw(ranks: Sequence[RankTrace]) -> list[Callout]:
     """Return the parts of a training step of ZeRO-1 AdamW, on its first rank."""
     first = ranks[0]
     return [
-        _over(first, "forward, backward", "forward_backward"),
-        _over(first, "mean gradients", *REDUCTION),
+        _over(first, "passes", "forward_backward"),
+        _over(first, "gradients", *REDUCTION),
         _over(first, "AdamW", "adamw"),
         _over(first, "parameters", "all_gather"),
     ]
@@ -385,7 +327,7 @@ def of_adamw(ranks: Sequence[RankTrace]) -> list[Callout]:
 def of_muon(ranks: Sequence[RankTrace]) -> list[Callout]:
     """Return the same of Muon: after the reduction bucket by bucket."""
     first = ranks[0]
-    found = [_over(first, "forward, backward", "forward_backward"), _over(first, "mean gradients", *REDUCTION)]
+    found = [_over(first, "passes", "forward_backward"), _over(first, "gradients", *REDUCTION)]
     begins, ends = _named(first, "momentum"), _named(first, "all_gather")
     rounds = zip(begins, ends, strict=True)
     return found + [Callout(f"bucket {n}", begin.start, end.end) for n, (begin, end) in enumerate(rounds)]

@@ -30,10 +30,3 @@ def record(world: World, schedule: str) -> tuple[dict[str, Any], Ledger, list[st
     trace = recording.record(world, lambda: trainer.step(next(data)), STEPS, grid)
     left = [name for each, names in zip(objects, before, strict=True) for name in set(vars(each)) - names]
     return trace, grid.ledger, left + ["a hook"] * len(hooks._around_moves)
-
-
-def record_alone(world: World) -> dict[str, Any]:
-    """Return the trace of something that is no optimizer of ours."""
-    import torch
-
-    return recording.record(world, lambda: torch.ones(8, 8) @ torch.ones(8, 8), 3)
