@@ -168,23 +168,15 @@ def count_fsdp2(world: World, workload: Workload) -> tuple[Ledger, Ledger]:
     return model.ledger, update.ledger
 
 
-def fsdp2_on(dp: int, shape: str = "even") -> dict[str, Any]:
-    """Return what torch.optim.Muon on FSDP2 calls and sends in a step, on rank 0, beside our Muon's prediction.
-
-    update: by Muon and AdamW. model: by forward and backward, which gather parameters (ZeRO-3) and reduce gradients.
-    gather_all_momentum: our Muon's momentum gathers alone.
-    """
-    workload = SHAPES[shape].shared_by(dp)
+def fsdp2_on(dp: int) -> dict[str, int]:
+    """Return what the update of torch.optim.Muon on FSDP2 calls and sends on rank 0, and our momentum gathers send."""
+    workload = SHAPES["even"].shared_by(dp)
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
         matrices, ours = len(workload.plan(dp, 1)[1]), predict_muon(workload, dp, 1, 0)
-    model, update = (ledger.total() for ledger in launch.run(count_fsdp2, (workload,), dp=dp)[0])
+    update = launch.run(count_fsdp2, (workload,), dp=dp)[0][1].total()
     momentum = sum(traffic.sent_bytes for entry, traffic in ours if entry.label.startswith("momentum"))
-    return {
-        "dp": dp, "shape": shape, "matrices": matrices,
-        "update_calls": update.calls, "update_sent": update.sent_bytes,
-        "model_calls": model.calls, "model_sent": model.sent_bytes,
-        "gather_all_momentum": momentum, "gather_all_sent": ours.total().sent_bytes,
-    }  # fmt: skip
+    sent = {"update_calls": update.calls, "update_sent": update.sent_bytes, "gather_all_momentum": momentum}
+    return {"dp": dp, "matrices": matrices, **sent}
 
 
 # ---- The operating system's count -------------------------------------------------------------------------

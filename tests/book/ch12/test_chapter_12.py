@@ -244,7 +244,6 @@ def test_what_a_reduce_scatter_of_gloo_adds_is_what_the_operating_system_counts_
     assert results.load("bytes")["header_bytes"] == 66
     torchs = [row for row in rows if row["contender"] == "muon_fsdp2"]
     assert all(abs(row["ratio"] - 8 / 7) < 0.03 and 1.01 < row["on_gloo"] < 1.035 for row in torchs)
-    assert {row["update_calls"] + row["model_calls"] for row in results.load("bytes")["fsdp2"]} == {190}
     beyond = {name: (other["payload"] - other["ring"] - other["reduce_scatter"]) / other["packets"]
               for name in ("muon_fsdp2", "adamw_fsdp2") for other in rows
               if (other["contender"], other["dp"], other["tp"]) == (name, 4, 1)}  # fmt: skip

@@ -40,11 +40,6 @@ def test_formula_and_what_stands_beside_it_are_the_prediction(dp: int, tp: int) 
                 assert formulas.zero1_adamw(dp, n, 4, w) + beside_adamw == mean_sent(adamw)
 
 
-def test_ddp_sends_what_zero1_sends() -> None:
-    for dp in (1, 2, 3, 8, 1024):
-        assert formulas.ddp_adamw(dp, 1000, 4) == formulas.zero1_adamw(dp, 1000, 4, 4)
-
-
 @pytest.mark.parametrize(
     ("sizes", "known"), [((4, 4, 2), Fraction(5, 4)), ((4, 2, 2), Fraction(4, 3)), ((2, 2, 2), Fraction(3, 2))]
 )
@@ -58,13 +53,6 @@ def test_the_published_interval_is_the_range_of_s_where_only_what_is_cut_travels
     assert (found[0], found[-1]) == (1, Fraction(5, 4))
     assert found == sorted(found)
     assert {formulas.ratio("owner", dp, 1, 4, 4, 2, s) for s in (1, dp)} == {1}
-
-
-@pytest.mark.parametrize("strategy", ["gather_all", "gather_cut", "owner"])
-def test_the_ratio_is_the_quotient_of_the_two_formulas(strategy: str) -> None:
-    for dp, tp, s in ((2, 2, Fraction(3, 2)), (4, 2, 1), (3, 5, 3)):
-        quotient = formulas.muon(strategy, dp, tp, 77, 4, 2, 2, s) / formulas.zero1_adamw(dp, 77, 4, 2)
-        assert formulas.ratio(strategy, dp, tp, 4, 2, 2, s) == quotient
 
 
 def test_what_has_no_value_is_refused() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import worlds
 
 from distmuon import launch
 from muonbook import jobs
@@ -48,27 +47,6 @@ def test_finite_numbers_are_written_as_they_are() -> None:
     plain = {"a": [1, 2.5, None, True, "x – y"], "b": {"c": 1e-300}}
     assert jobs.to_json(plain, indent=1) == json.dumps(plain, indent=1, ensure_ascii=False)
     assert jobs.from_json(jobs.to_json(plain)) == plain
-
-
-def test_there_is_one_way_to_write_results() -> None:
-    others = {
-        "recording.py",
-        "consistency.py",
-        "run_in_colab.py",
-        "manifest.py",
-        "storage.py",
-        "writers.py",
-        "plugin.py",
-        "ranks.py",
-        "envelope_parts.py",
-        "trace_viewer.py",
-    }  # a trace, text for a digest, a kernel, a manifest, metrics; a report and facts of ranks; a calculator; a viewer
-    names = {
-        path.name
-        for path in (worlds.ROOT / "scripts").rglob("*.py")
-        if re.search(r"json\.dumps?\(", path.read_text(encoding="utf-8"))
-    }
-    assert names - others == {"jobs.py"}
 
 
 @full_disk

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,13 @@ def test_intervals_are_sets_of_moments(a: Any, b: Any) -> None:
     assert moments(trace_report.union(a)) == moments(a)
     assert moments(trace_report.intersection(a, b)) == moments(a) & moments(b)
     assert trace_report.length(a) == len(moments(a))
-    both = trace_report.length(trace_report.intersection(a, b))
-    assert trace_report.length([*a, *b]) == trace_report.length(a) + trace_report.length(b) - both
-
-
-@given(MANY, MANY)
-def test_what_comes_back_is_sorted_and_apart(a: Any, b: Any) -> None:
-    for found in (trace_report.union(a), trace_report.intersection(a, b)):
-        ends = [moment for interval in found for moment in interval]
-        assert ends == sorted(set(ends)) or found == trace_report.union(found)
-        assert all(start < end for start, end in found)
     low, high = trace_report.hull(a)
     assert (low, high) == ((min(moments(a)), max(moments(a)) + 1) if moments(a) else (0, 0))
+    for found in (trace_report.union(a), trace_report.intersection(a, b)):
+        assert all(start < end for start, end in found)
+        assert all(before[1] <= after[0] for before, after in pairwise(found))
+    both = trace_report.length(trace_report.intersection(a, b))
+    assert trace_report.length([*a, *b]) == trace_report.length(a) + trace_report.length(b) - both
 
 
 # One rank on a GPU. Times in the events are microseconds, in the report milliseconds.
@@ -65,12 +61,6 @@ def test_overlap_on_two_streams() -> None:
     found = summarize(one(kernel("gemm", 0, 4000), nccl(3000, 3000, 20), kernel("add", 8000, 1000)))
     assert found == pytest.approx((1, 3.0, 3.0, 5.0, 1.0, 7.0, 9.0, 2.0))
     assert (found.exposed, found.idle, found.span_without_pause) == pytest.approx((2.0, 2.0, 7.0))
-
-
-def test_the_longest_pause_is_one_in_which_neither_computing_nor_sending_went_on() -> None:
-    work = kernel("gemm", 0, 1000), nccl(1500, 3000, 20), kernel("add", 4000, 2000), kernel("add", 6700, 100)
-    found = summarize(one(*work))
-    assert (found.longest_pause, found.idle) == pytest.approx((0.7, 1.2))
 
 
 def test_durations_of_collectives_that_run_together_are_not_a_total() -> None:
@@ -120,12 +110,6 @@ def test_ranges_on_host_and_gpu_and_nested_ones_once() -> None:
 def test_nccl_names_its_group_and_the_place_in_its_queue() -> None:
     found = one(nccl(0, 10), nccl(20, 10, ranks="[0, 2]"), nccl(40, 10))
     assert [(c.group, c.sequence) for c in found.collectives] == [((0, 1), 0), ((0, 2), 0), ((0, 1), 1)]
-
-
-def test_an_empty_trace_is_all_zeros() -> None:
-    assert summarize(one()) == (0, 0, 0, 0, 0, 0, 0, 0)
-    assert meetings([one()]) == []
-    assert matched_by_name(one()) == []
 
 
 # One rank on a CPU
@@ -199,12 +183,6 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
-def test_plain_and_gzipped_files_are_read(tmp_path: Path, name: str) -> None:
-    (found,) = read(write(tmp_path / name, trace(nccl(0, 10), rank=3)))
-    assert (found.rank, found.title, found.device) == (3, "rank 3", "gpu")
-
-
 BROKEN = {
     "not JSON": b'{"traceEvents": [',
     "no trace": b'{"events": []}',
@@ -245,18 +223,6 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert run["ranks"] == [0, 1]
     assert (run["communication_ms"], run["waiting_ms"], run["transfer_ms"]) == (2.0, 1.0, 1.0)
     assert str(tmp_path) not in json.dumps(found)
-
-
-def test_the_command_says_that_one_rank_cannot_tell_waiting(tmp_path: Path) -> None:
-    done = command(write(tmp_path / "a.json", trace(nccl(0, 3000))))
-    assert done.code == 0
-    assert "Waiting, a: not known; one rank's trace cannot tell. The time of a kernel is not waiting" in done.out
-
-
-def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
-    done = command(write(tmp_path / "a.json", b"[1]"))
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "no trace" in done.err
 
 
 def test_the_results_file_is_the_public_reports_and_names_no_folder() -> None:

@@ -14,7 +14,7 @@ import worlds
 
 from muonbook.measure import results
 from muonbook.measure.trace import read
-from muonbook.measure.trace_report import matched_by_name, meetings, optimizer_times, summarize
+from muonbook.measure.trace_report import matched_by_name, optimizer_times, summarize
 from tools import fetch_traces
 
 TOOLS = str(worlds.ROOT / "scripts" / "tools")
@@ -50,15 +50,6 @@ def test_known_answers(name: str) -> None:
         assert known is None or mine == pytest.approx(known, abs=TO_A_HUNDREDTH)
     if name in PARTS:
         assert [time for _, time in parts] == pytest.approx(PARTS[name], abs=TO_A_HUNDREDTH)
-
-
-def test_two_ranks_tell_how_much_of_a_gather_was_waiting() -> None:
-    traces = [read(public(f"trace_muon_FULLSTEP_dp2_tp2_rank{rank}"))[0] for rank in (0, 2)]
-    met = meetings(traces)
-    assert [m.collective.group for m in met] == [(0, 2)] * 5
-    assert all(max(m.ends.values()) - min(m.ends.values()) < 50 for m in met)  # us: they leave together
-    assert sum(m.waiting[0] for m in met) > sum(m.transfer[0] for m in met)
-    assert sum(m.waiting[2] for m in met) == 0
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -102,13 +93,9 @@ def test_fetched_whole_and_once(source: Path, tmp_path: Path, monkeypatch: Any, 
     assert "here already" not in capsys.readouterr().out
     fetch(monkeypatch, "file:///nowhere", to)
     assert capsys.readouterr().out.count("here already, checked") == 10
-
-
-def test_a_damaged_copy_is_fetched_again(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    fetch(monkeypatch, source.as_uri(), tmp_path / "to")
-    damaged = tmp_path / "to" / next(iter(fetch_traces.SHA256))
+    damaged = to / next(iter(fetch_traces.SHA256))
     damaged.write_bytes(b"half")
-    fetch(monkeypatch, source.as_uri(), tmp_path / "to")
+    fetch(monkeypatch, source.as_uri(), to)
     assert damaged.read_bytes() == damaged.name.encode()
 
 
@@ -116,14 +103,6 @@ def test_wrong_bytes_leave_nothing(source: Path, tmp_path: Path, monkeypatch: An
     (source / next(iter(fetch_traces.SHA256))).write_bytes(b"something else")
     with pytest.raises(fetch_traces.launch.UsageError, match=r"its SHA-256 differs; nothing of it was kept"):
         fetch(monkeypatch, source.as_uri(), tmp_path / "to")
-    assert left(tmp_path / "to") == []
-
-
-def test_a_missing_file_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    (source / next(iter(fetch_traces.SHA256))).unlink()
-    for address in (source.as_uri(), "nonsense", "http://127.0.0.1:9"):
-        with pytest.raises(fetch_traces.launch.UsageError, match=r"did not come .* --from URL"):
-            fetch(monkeypatch, address, tmp_path / "to")
     assert left(tmp_path / "to") == []
 
 
