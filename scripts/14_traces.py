@@ -1,7 +1,7 @@
 """Chapter 14: record a DP x TP training step of AdamW and of Muon, and race three schedules of Muon's step.
 
 python scripts/14_traces.py --dp 2 --tp 2 --traces out
-python scripts/14_traces.py --schedules --dp 2 --tp 2 --strategy owner
+python scripts/14_traces.py --schedules --dp 2 --tp 2
 python scripts/14_traces.py --hiding --dp 2 --tp 2
 python scripts/14_traces.py --measure --json book/results/traces.json
 python scripts/14_traces.py --measure-hiding --json book/results/hiding.json
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from distmuon import launch
-from distmuon.models.recipe import Recipe
-from distmuon.optim import strategies
 from muonbook import network_emulation
 from muonbook.ch14 import puzzle as look_ahead
 from muonbook.jobs import run_job
@@ -28,7 +26,7 @@ SMALL = replace(SHAPES["even"], bucket_size=20_011)  # more bucket groups
 TAKES = {  # job -> its options
     "": launch.WORLD,
     "--traces": launch.WORLD,
-    "--schedules": (*launch.WORLD, "strategy"),
+    "--schedules": launch.WORLD,
     "--hiding": launch.WORLD,
     "--measure": ("quick", "json", "threads"),
     "--measure-hiding": ("quick", "json", "threads"),
@@ -125,8 +123,6 @@ def parse():
     job.add_argument("--measure", action="store_true", help="take the measurements of book/results/traces.json")
     job.add_argument("--measure-hiding", action="store_true", help="take those of book/results/hiding.json")
     job.add_argument("--measure-gathers", action="store_true", help="take those of book/results/gathers.json")
-    words = "with --schedules: how Muon sees whole matrices (default: %(default)s)"
-    parser.add_argument("--strategy", metavar=launch.choices(strategies.names()), default=Recipe.strategy, help=words)
     parser.add_argument("--quick", action="store_true", help="with a measurement: few rounds, for a first impression")
     parser.add_argument("--json", metavar="FILE", help="with a measurement: write the results here, traces beside them")
     add_arguments(parser)
@@ -153,10 +149,8 @@ def main():
     if arguments.dp * arguments.tp == 1:
         raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
     SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)
-    Recipe(strategy=arguments.strategy, overlap="pipelined").check(1, 1)
     if arguments.schedules:
-        compare = "muonbook.ch14.experiments:compare_schedules"
-        return run_job(arguments, compare, (SMALL, {"strategy": arguments.strategy}), report="report_schedules")
+        return run_job(arguments, "muonbook.ch14.experiments:compare_schedules", (SMALL,), report="report_schedules")
     if arguments.hiding:
         return run_job(arguments, "muonbook.ch14.experiments:compare_hiding", (SMALL,), report="report_hiding")
     return run_job(arguments, RECORD, (), arguments.traces, report="report_steps")

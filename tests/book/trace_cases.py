@@ -26,7 +26,7 @@ def trace(*events: Event, rank: int = 0) -> dict[str, Any]:
 def gloo(start: float, dur: float, rank: int, sequence: int, tid: int = 2, ranks: tuple[int, ...] = (0, 1)) -> Event:
     """Return one execution as `recording.merge` writes it."""
     args = {"Collective name": "all_gather", "Process Group Description": "dp", "Process Group Ranks": list(ranks),
-            "Sequence": sequence, "Issued": start - 1, "Label": "momentum, bucket 0", "Bytes": 8}  # fmt: skip
+            "Sequence": sequence, "Label": "momentum, bucket 0", "Bytes": 8}  # fmt: skip
     return event("user_annotation", "gloo:all_gather", start, dur, tid, rank, **args)
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -299,13 +298,11 @@ def hideable(rank: trace.RankTrace) -> float:
     return trace_report.MS * trace_report.length(trace_report.intersection(sending, [(begin, math.inf)]))
 
 
-def compare_schedules(
-    world: World, workload: Workload, options: Mapping[str, Any] = MappingProxyType({})
-) -> list[dict[str, Any]] | None:
+def compare_schedules(world: World, workload: Workload) -> list[dict[str, Any]] | None:
     """Take two steps in all schedules; on rank 0, return per rank and schedule whether the parameters are those of the
     synchronous one, and the calls, bytes sent and peak memory of the second step."""
     grid, found = Grid.of(world), dict[str, Any]()
-    models = {name: ScheduledModel(workload, grid, name, **options, **SAME_EVERYWHERE) for name in OVERLAPS}
+    models = {name: ScheduledModel(workload, grid, name, **SAME_EVERYWHERE) for name in OVERLAPS}
     for name, model in models.items():
         for _ in range(2):
             model.feed()

@@ -137,12 +137,12 @@ def trim(trace: dict[str, Any], rank: int, title: str, groups: Mapping[str, Sequ
         names[lanes[tid]] = _thread_name(threads[tid], groups)
     for group, wanted in asked.items():
         for event, request in _paired(wanted, _queue(executions, threads, group)):
-            kept.append(_executed(event, request, lanes[event["tid"]], groups.get(group), origin))
+            kept.append(_executed(event, request, lanes[event["tid"]], groups.get(group)))
     open_ = {group: iter(wanted) for group, wanted in asked.items()}
     for event in sorted(timed, key=lambda event: event["ts"]):
         if event.get("cat") in (*GPU_WORK, "gpu_user_annotation"):
             if event["cat"] in GPU_WORK and is_nccl(event):
-                event = _carried_out(event, open_, groups, origin)
+                event = _carried_out(event, open_, groups)
             kept.append(event | {"tid": STREAMS + event["tid"]})
             names[STREAMS + event["tid"]] = f"stream {event['tid']}"
     events = [event | {"pid": rank, "ts": event["ts"] + origin} for event in kept]
@@ -173,13 +173,10 @@ def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
             names += [("thread_name", tid, {"name": name}), ("thread_sort_index", tid, {"sort_index": tid})]
         events += [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in names]
     for event in [event for trace in traces for event in trace["events"]]:
-        placed = event | {"ts": round(event["ts"] - origin, 3), "dur": round(event["dur"], 3)}
-        if "Issued" in event.get("args", {}):
-            placed["args"] = event["args"] | {"Issued": round(event["args"]["Issued"] - origin, 3)}
-        timed.append(placed)
+        timed.append(event | {"ts": round(event["ts"] - origin, 3), "dur": round(event["dur"], 3)})
     timed.sort(key=lambda e: (e["ts"], e["pid"], e["tid"], -e["dur"], e["name"]))
-    keys = ("ph", "bp", "id", "cat", "name", "pid", "tid", "ts", "dur", "args")
-    ordered = [{key: event[key] for key in keys if key in event} for event in [*events, *timed, *_arrows(timed)]]
+    keys = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
+    ordered = [{key: event[key] for key in keys if key in event} for event in [*events, *timed]]
     groups = sorted({(name, tuple(ranks)) for trace in traces for name, ranks in trace["groups"].items()})
     world = {
         "world_size": len(traces),
@@ -187,17 +184,6 @@ def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     about = {"schemaVersion": 1, "displayTimeUnit": "ms", "merged": True, "about": ABOUT, "distributedInfo": world}
     return about | {"traceEvents": ordered}
-
-
-def _arrows(timed: Sequence[Event]) -> list[Event]:
-    """Return arrows, for Perfetto, from where the main thread asked for a collective to where it was executed."""
-    found = []
-    executed = [event for event in timed if "Issued" in event.get("args", {})]
-    for number, event in enumerate(executed):
-        both = {"id": number, "cat": "asked", "name": "asked", "pid": event["pid"]}
-        found.append(both | {"ph": "s", "tid": MAIN, "ts": event["args"]["Issued"]})
-        found.append(both | {"ph": "f", "bp": "e", "tid": event["tid"], "ts": event["ts"]})
-    return found
 
 
 def _event(event: Event, category: str, tid: int, *arguments: str) -> Event:
@@ -274,24 +260,18 @@ def _paired(asked: Sequence[Event], queue: Sequence[Event]) -> list[tuple[Event,
     return found
 
 
-def _executed(event: Event, wanted: Event | None, tid: int, ranks: Sequence[int] | None, origin: float) -> Event:
+def _executed(event: Event, wanted: Event | None, tid: int, ranks: Sequence[int] | None) -> Event:
     """Return an execution with what was asked for: group, sequence, label and bytes."""
     kept = _event(event, "user_annotation", tid, "Input Dims")
-    return kept if wanted is None else kept | {"args": _executing(wanted, ranks, origin) | kept.get("args", {})}
+    return kept if wanted is None else kept | {"args": _about(wanted, ranks) | kept.get("args", {})}
 
 
-def _carried_out(
-    event: Event, open_: Mapping[str, Iterator[Event]], groups: Mapping[str, Sequence[int]], origin: float
-) -> Event:
+def _carried_out(event: Event, open_: Mapping[str, Iterator[Event]], groups: Mapping[str, Sequence[int]]) -> Event:
     """Return NCCL's kernel with what was asked for. It names its group, and each group's run in the order of calls."""
     group = event.get("args", {}).get("Process Group Description", "")
     group = "world" if group == "default_pg" else group
     wanted = next(open_.get(group, iter(())), None)
-    return event if wanted is None else event | {"args": event["args"] | _executing(wanted, groups.get(group), origin)}
-
-
-def _executing(wanted: Event, ranks: Sequence[int] | None, origin: float) -> dict[str, Any]:
-    return _about(wanted, ranks) | {"Issued": wanted["ts"] + origin}
+    return event if wanted is None else event | {"args": event["args"] | _about(wanted, groups.get(group))}
 
 
 def _about(wanted: Event, ranks: Sequence[int] | None) -> dict[str, Any]:

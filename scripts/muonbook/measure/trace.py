@@ -59,7 +59,6 @@ class TracedCollective:
     profiler does not tell. queue: tells groups of the same ranks apart; sequence: place in that queue on this rank.
     name: the group's name, if it has one.
     label: what it is for, by the ledger; bytes: payload; both only in traces recorded by `ch14.recording`.
-    issued: when the main thread asked for it, where known.
     """
 
     op: str
@@ -70,7 +69,6 @@ class TracedCollective:
     name: str = ""
     label: str = ""
     bytes: int | None = None
-    issued: float | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -256,7 +254,7 @@ def _numbered(sending: Iterable[Event], threads: dict[tuple[Any, Any], str]) -> 
         found.append(
             TracedCollective(
                 op.strip("_"), _activity(event, _lane(event, threads)), group, queue, sequence, name,
-                args.get("Label", ""), args.get("Bytes"), args.get("Issued"),
+                args.get("Label", ""), args.get("Bytes"),
             )
         )  # fmt: skip
     return found

@@ -36,8 +36,6 @@ def test_the_trace_holds_what_the_ledger_counted(recorded: Any) -> None:
             assert collective.bytes is not None
             assert collective.group is not None
             assert rank.rank in collective.group
-            assert collective.issued is not None
-            assert collective.issued <= collective.when.start
             seen.record(collective.op, collective.name, len(collective.group), collective.bytes, collective.label)
         assert seen.differences(ledger) == []
 
@@ -82,14 +80,6 @@ def test_the_merged_file_is_sorted_small_and_the_same_every_time(recorded: Any, 
     assert len(trace.read(tmp_path / "b.json.gz")) == len(found)
     named = [e["args"]["name"] for e in merged["traceEvents"] if e["ph"] == "M" and e["name"] == "process_name"]
     assert named[:2] == ["rank 0 (dp 0, tp 0)", f"rank 1 (dp {1 if len(found) == 2 else 0}, tp {len(found) // 4})"]
-
-
-def test_arrows_lead_from_asking_to_executing(recorded: Any) -> None:
-    events = recorded[2]["traceEvents"]
-    starts, ends = ({e["id"]: e for e in events if e["ph"] == ph} for ph in "sf")
-    assert starts.keys() == ends.keys()
-    assert all(start["ts"] <= ends[number]["ts"] for number, start in starts.items())
-    assert len(starts) == sum(e["ph"] == "X" and e["name"].startswith("gloo:") for e in events)
 
 
 def test_groups_and_their_ranks_stand_in_the_file_and_at_every_call(recorded: Any) -> None:
