@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -182,21 +182,12 @@ def fsdp2_on(dp: int) -> dict[str, int]:
 # ---- The operating system's count -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OnTheWire:
-    """What left a rank's interface in some steps. bytes: whole frames; payload: without headers. ring: what the ring
-    formula says of the collectives dispatched meanwhile; reduce_scatter: the part of it that torch calls by this name.
+def count_wire(world: World, workload: Workload, steps: int) -> dict[str, dict[str, int]]:
+    """Let the operating system count `steps` steps of every contender. Only in a world with `link`.
+
+    bytes: that left the rank's interface, in whole frames; payload: without headers. ring: what the ring formula says
+    of the collectives dispatched meanwhile; reduce_scatter: the part of it that torch calls by this name.
     """
-
-    bytes: int
-    packets: int
-    payload: int
-    ring: int
-    reduce_scatter: int
-
-
-def count_wire(world: World, workload: Workload, steps: int) -> dict[str, OnTheWire]:
-    """Let the operating system count `steps` steps of every contender. Only in a world with `link`."""
     grid, found = Grid.of(world), {}
     corpus = pixels(grid, workload.context)
     for name in admitted(workload, world.dp, world.tp, COUNTED):
@@ -206,8 +197,9 @@ def count_wire(world: World, workload: Workload, steps: int) -> dict[str, OnTheW
             for _ in range(steps):
                 trainer.step(next(data))
             left = settled().since(before)
-        sent = counter.ledger.total().sent_bytes, counter.ledger.total(op="reduce_scatter").sent_bytes
-        found[name] = OnTheWire(left.bytes, left.packets, left.payload, *sent)
+        found[name] = {"bytes": left.bytes, "packets": left.packets, "payload": left.payload}
+        found[name]["ring"] = counter.ledger.total().sent_bytes
+        found[name]["reduce_scatter"] = counter.ledger.total(op="reduce_scatter").sent_bytes
     return found
 
 
@@ -228,9 +220,9 @@ def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[d
     ranks = network_emulation.run(count_wire, given, dp=dp, tp=tp, link=link)
     rows = []
     for name in ranks[0]:
-        found: list[OnTheWire] = [rank[name] for rank in ranks]
-        total = {key: sum(asdict(rank)[key] for rank in found) for key in asdict(found[0])}
-        each = [rank.payload / (rank.ring + rank.reduce_scatter) for rank in found]
+        found = [rank[name] for rank in ranks]
+        total = {key: sum(rank[key] for rank in found) for key in found[0]}
+        each = [rank["payload"] / (rank["ring"] + rank["reduce_scatter"]) for rank in found]
         rows.append({
             "dp": dp, "tp": tp, "contender": name, **total,
             "ratio": total["payload"] / total["ring"],

@@ -13,7 +13,6 @@ import copy
 import math
 import os
 import statistics
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -137,19 +136,13 @@ def report_steps(recorded: Mapping[str, RecordedStep], folder: str | None) -> tu
 
 
 def _report_step(name: str, merged: dict[str, Any], ledgers: Sequence[Ledger]) -> bool:
-    """Print one trace's collectives and the order of its moves; return whether it holds what the ledgers counted."""
+    """Print how many collectives each rank's trace holds; return whether they are those that its ledger counted."""
     ranks, agreed = trace.parse(merged), list[bool]()
-    print(f"{TITLES[name]:<27}dp    tp   all    sum")
+    print(f"{TITLES[name]}, collectives by rank: {', '.join(str(len(rank.collectives)) for rank in ranks)}")
     for rank, ledger in zip(ranks, ledgers, strict=True):
-        names = [collective.name for collective in rank.collectives]
-        counts = [names.count(name) for name in ("dp", "tp", "world")]
-        print(f"  {rank.title:<21}{counts[0]:>6}{counts[1]:>6}{counts[2]:>6}{len(names):>7}")
         traced = [(c.name, c.label, c.bytes) for c in rank.collectives]
         told = [(e.group, e.label, t.payload_bytes // t.calls) for e, t in ledger for _ in range(t.calls)]
         agreed.append(sorted(traced, key=str) == sorted(told, key=str))
-    named = sorted(ranks[0].ranges, key=lambda activity: activity.start)
-    in_order = list(dict.fromkeys(activity.name for activity in named if activity.name in trace.MOVES))
-    print(*(f"  {line}" for line in textwrap.wrap(" -> ".join(in_order), 80)), "", sep="\n")
     return all(agreed)
 
 
