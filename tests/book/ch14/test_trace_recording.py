@@ -139,8 +139,8 @@ def test_two_threads_that_began_in_the_other_order_are_told_by_size() -> None:
 
 
 def test_what_nobody_asked_for_has_no_group() -> None:
-    found = trimmed(*asked(10, "dp", 8, "a"), done(30, 8, 71), done(50, 9, 71))
-    assert [(name, label) for name, _, _, label, _ in found] == [("dp", "a"), ("", "")]
+    found = trimmed(done(5, 8, 71), *asked(10, "dp", 8, "a"), done(30, 8, 71), done(50, 9, 71))
+    assert [(name, label) for name, _, _, label, _ in found] == [("", ""), ("dp", "a"), ("", "")]
 
 
 def test_what_began_before_the_first_step_is_left_out() -> None:
