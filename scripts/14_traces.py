@@ -57,11 +57,10 @@ def measure_hiding(path, quick, threads):
         name = "no limit" if rate is None else f"{rate:,g} Mbit/s"
         link = network_emulation.Link(rate) if links else None
         job = (BATCHED, 2 if quick else 12)
-        raced = network_emulation.run(RACE_HIDING, job, dp=2, link=link, threads=threads, timeout=60.0)[0]
-        found["links"][name] = raced
-        for optimizer, ratios in raced["ratio_to_nothing_hidden"].items():
-            told = ", ".join(f"{hidden} {ratio['median']:.2f}" for hidden, ratio in ratios.items())
-            print(f"{name:<14}{optimizer:<7}{told}", flush=True)
+        print(f"Racing over {name} ...", flush=True)
+        found["links"][name] = network_emulation.run(RACE_HIDING, job, dp=2, link=link, threads=threads, timeout=60.0)[
+            0
+        ]
     results.write(path, found)
 
 
@@ -70,9 +69,6 @@ def measure_gathers(path, quick, threads):
     raced = dict[str, Any]()
     for dp, tp in ((2, 1), (1, 2)):
         raced |= launch.run(RACE_GATHERS, (6 if quick else 60,), dp=dp, tp=tp, threads=threads)[0]
-    for name, ratios in raced.items():
-        told = ", ".join(f"{width} {ratio['median']:.2f}" for width, ratio in ratios.items())
-        print(f"one bucket / single calls, {name:<8}{told}")
     results.write(path, {"workload": {"ranks": 2, "matrices": 12, "dtype": "bfloat16"}, "bucket_to_single": raced})
 
 
@@ -104,13 +100,6 @@ def measure(path, quick, threads):
     for name, step in launch.run(RECORD, (recordings,), dp=2, tp=2, **options)[0].items():
         trace.save(step.trace | results.made_by(), folder / f"step_{name}.json.gz")
     results.write(path, found)
-    raced = {name: found[name] for name in ("loopback", "loopback_asleep", "loopback_2x2")}
-    for name in ("links", "links_asleep"):
-        raced |= {f"{name} {rate}": race for rate, race in found[name].items()}
-    for name, race in raced.items():
-        for schedule, row in race["ratio_to_synchronous"].items():
-            low, high = row["quartiles"]
-            print(f"  {name:<18}{schedule:<14}{row['median']:>6.2f} ({low:.2f} to {high:.2f}) x synchronous")
 
 
 def parse():

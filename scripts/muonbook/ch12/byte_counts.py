@@ -256,25 +256,15 @@ def report_wire(rows: Rows) -> bool:
 
     Of a broadcast only the sum over ranks must be.
     """
-    print(f"{_grid(rows)}, {STEPS} steps:")
-    print("what left the interfaces, without headers, over the ring formula of the collectives called;")
-    print("gloo's: the same, a reduce-scatter that torch calls being an all-reduce")
-    print("  sum  gloo's   single ranks        formula")
+    print(f"{_grid(rows)}, {STEPS} steps.")
+    print(*wire_lines(rows), sep="\n")
+    well = True
     for row in rows:
-        by_rank = f"{row['least_rank']:.3f} to {row['greatest_rank']:.3f}"
-        told = f"{row['ratio']:.3f}  {row['on_gloo']:.3f} {by_rank} {row['ring']:>14,}"
-        print(f"{told}  {CONTENDERS[row['contender']].title}")
-    known = [row for row in rows if CONTENDERS[row["contender"]].predicted]
-    well = near(known, ["on_gloo"]) and near(
-        [row for row in known if row["contender"] not in BROADCASTS], ["least_rank", "greatest_rank"]
-    )
+        keys = ("on_gloo",) if row["contender"] in BROADCASTS else ("on_gloo", "least_rank", "greatest_rank")
+        if CONTENDERS[row["contender"]].predicted:
+            well &= all(abs(row[key] - 1) < TOLERANCE for key in keys)
     print(f"Within 3 %, for every contender that we can predict (a broadcast's ranks only in sum): {well}.")
     return well
-
-
-def near(rows: Rows, keys: Sequence[str]) -> bool:
-    """Say whether all of these ratios are 1 to within TOLERANCE."""
-    return all(abs(row[key] - 1) < TOLERANCE for row in rows for key in keys)
 
 
 # ---- All of it --------------------------------------------------------------------------------------------

@@ -84,21 +84,17 @@ class Counted:
                  for kind in {*wanted, *called} if wanted.get(kind) != called.get(kind)]  # fmt: skip
         if self.ledger is not None:
             found += self.ledger.differences(self.predicted)
-        if self.read() != by_name(wanted):
-            found.append(f"predicted {by_name(wanted)}, recorded {self.read()}")
+        if self.recorded != by_name(wanted):
+            found.append(f"predicted {by_name(wanted)}, recorded {self.recorded}")
         return found
 
-    def read(self) -> dict[str, tuple[int, int]]:
-        """Return what was recorded, as `by_name` has it."""
-        return {op: (row.calls, row.payload_bytes) for op, row in self.recorded.items()}
 
-
-def by_name(kinds: Kinds) -> dict[str, tuple[int, int]]:
-    """Return {collective: (calls, payload bytes)}, all groups together: a profiler's record does not name the group."""
-    found: dict[str, tuple[int, int]] = {}
+def by_name(kinds: Kinds) -> dict[str, Seen]:
+    """Return {collective: calls and payload}, all groups together: a profiler's record does not name the group."""
+    found: dict[str, Seen] = {}
     for (op, _), traffic in kinds.items():
         calls, size = found.get(op, (0, 0))
-        found[op] = calls + traffic.calls, size + traffic.payload_bytes
+        found[op] = Seen(calls + traffic.calls, size + traffic.payload_bytes)
     return found
 
 
