@@ -19,25 +19,23 @@ def mean_sent(ledgers: Sequence[Ledger]) -> Fraction:
     return Fraction(sum(ledger.total().sent_bytes for ledger in ledgers), len(ledgers))
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 2), (3, 1), (4, 2), (2, 4)])  # one rank, uneven cuts, and both ways to cut
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), (3, 1), (4, 2)])  # TP alone, uneven cuts, and both
 def test_formula_and_what_stands_beside_it_are_the_prediction(dp: int, tp: int) -> None:
     """Padding, AdamW's parameters and norms: nothing else, to the last byte, means over DP ranks."""
-    for workload in (shape.shared_by(dp) for shape in SHAPES.values()):
-        for change in DTYPES.values() if workload.fits(dp, tp) else ():
-            job = replace(workload, **change)
-            w, m = ITEM_BYTES[job.dtype], M[job.gather_dtype]
-            for algorithm in LAYOUTS.values():
-                layout, muon = algorithm.plan(job, dp, tp)
-                n, s = sum(layout.specs[index].numel for index in muon), formulas.mean_owners(layout, muon)
-                places = [(d, t) for d in range(dp) for t in range(tp)]
-                ours = [algorithm.predict_optimizer(job, dp, tp, place) for place in places]
-                zeros = m if algorithm.strategy == "gather_all" else 0
-                beside = sum(formulas.beside(layout, tp, muon, zeros).values())
-                assert formulas.muon(algorithm.strategy, dp, tp, n, 4, w, m, s) + beside == mean_sent(ours)
-                assert 1 <= s <= dp
-                adamw = [predict_step(layout, tp, rank) for rank in range(dp)]
-                beside_adamw = sum(formulas.beside(layout, tp, muon).values())
-                assert formulas.zero1_adamw(dp, n, 4, w) + beside_adamw == mean_sent(adamw)
+    for shape, change in zip(SHAPES.values(), DTYPES.values(), strict=True):
+        job = replace(shape.shared_by(dp), **change)
+        w, m = ITEM_BYTES[job.dtype], M[job.gather_dtype]
+        for way in LAYOUTS.values() if job.fits(dp, tp) else ():
+            layout, muon = way.plan(job, dp, tp)
+            n, s = sum(layout.specs[index].numel for index in muon), formulas.mean_owners(layout, muon)
+            ours = [way.predict_optimizer(job, dp, tp, (d, t)) for d in range(dp) for t in range(tp)]
+            zeros = m if way.strategy == "gather_all" else 0
+            beside = sum(formulas.beside(layout, tp, muon, zeros).values())
+            assert formulas.muon(way.strategy, dp, tp, n, 4, w, m, s) + beside == mean_sent(ours)
+            assert 1 <= s <= dp
+            adamw = [predict_step(layout, tp, rank) for rank in range(dp)]
+            beside_adamw = sum(formulas.beside(layout, tp, muon).values())
+            assert formulas.zero1_adamw(dp, n, 4, w) + beside_adamw == mean_sent(adamw)
 
 
 @pytest.mark.parametrize(
