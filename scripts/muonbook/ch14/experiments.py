@@ -45,7 +45,6 @@ from muonbook.measure.workload import SHAPES, Workload, batches, pixels
 
 # ---- One collective after the other, as NCCL carries them out -----------------------------------------------
 
-
 # gloo keeps two threads per group and takes on two collectives at once. A clock cannot tell what a schedule gains by
 # that from what it gains by hiding work; so the races do without. torch has no public way to ask gloo for one thread.
 
@@ -70,7 +69,6 @@ def one_at_a_time() -> Iterator[None]:
 
 
 # ---- A training step of AdamW and one of Muon, recorded -----------------------------------------------------
-
 
 MAKERS: dict[str, Callable[[Workload, Grid], Trainer]] = {  # by the names that their traces bear
     "adamw": baselines.make_zero1,
@@ -147,7 +145,6 @@ def _report_step(name: str, merged: dict[str, Any], ledgers: Sequence[Ledger]) -
 
 
 # ---- Three schedules of Muon's step -------------------------------------------------------------------------
-
 
 TRIALS = 3  # steps in which it is seen how long Newton–Schulz takes
 
@@ -327,7 +324,6 @@ def report_schedules(ranks: Sequence[Mapping[str, Any]]) -> tuple[bool, None]:
 
 # ---- Gradients under the backward pass, parameters under the next forward pass ------------------------------
 
-
 TURN = 3  # in a turn of the race, and in a comparison
 OPTIMIZERS: dict[str, Callable[..., ShardedOptimizer]] = {
     "adamw": Zero1AdamW,
@@ -438,7 +434,6 @@ def race_hiding(world: World, workload: Workload, rounds: int) -> dict[str, Any]
 
 
 # ---- One bucket against a call per matrix, over DP and over TP ----------------------------------------------
-
 
 MATRICES = 12  # bf16
 WIDTHS = (32, 64, 128, 256, 512, 1024)  # the largest bucket has 25 MB
