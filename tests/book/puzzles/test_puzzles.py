@@ -1,7 +1,7 @@
 """Puzzles: every solution that is shown is accepted, every wrong answer is told what is wrong, kindly and quickly.
 
-A wrong answer for a chapter's puzzle is a file tests/book/chNN/wrong_answers/<what_is_wrong>.py, whose first line says
-`# expect: <part of the complaint>`; the tables below find it.
+A wrong answer for a chapter's puzzle is a function <what_is_wrong> in tests/book/chNN/wrong_answers.py. Above it stands
+`# expect: <part of the complaint>`, with ` ...` for what may be anything; the tables below find it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from muonbook.ch05 import puzzle as ring_all_reduce
 from muonbook.puzzles import Puzzle, runner
 
 CHAPTERS = sorted(path.parent.name for path in Path(muonbook.__path__[0]).glob("ch*/puzzle.py"))
-WRONG = sorted(Path(__file__).resolve().parents[1].glob("ch*/wrong_answers/*.py"))
+EXPECTED = re.compile(r"^# expect: (\S.*)\n(?:# .*\n)*(?:def )?(\w+)", re.MULTILINE)  # what is said, what is wrong
+WRONG = {
+    path: EXPECTED.findall(path.read_text(encoding="utf-8"))
+    for path in sorted(Path(__file__).resolve().parents[1].glob("ch*/wrong_answers.py"))
+}
 Capture = pytest.CaptureFixture[str]
 
 
@@ -53,17 +57,26 @@ def test_the_solution_is_accepted(chapter: str, tmp_path: Path, capsys: Capture)
     assert re.fullmatch(r"Solved: \S[^\n]*[.!]\n", said)
 
 
-@pytest.mark.parametrize("path", WRONG, ids=lambda path: f"{path.parents[1].name}-{path.stem}")
-def test_a_wrong_answer_is_told_what_is_wrong(path: Path, capsys: Capture) -> None:
-    expected = re.fullmatch(r"# expect: (\S.*)", path.read_text(encoding="utf-8").splitlines()[0])
-    assert expected is not None, f"{path.name} must begin with a line `# expect: <part of the complaint>`"
-    patience = 5.0 if "waited in vain" in expected[1] else puzzles.PATIENCE  # which is for readers
-    assert puzzles.check(puzzle_of(path.parents[1].name), path, patience) == 1
+@pytest.mark.parametrize(
+    ("path", "expected", "name"),
+    [
+        pytest.param(path, expected, name, id=f"{path.parent.name}-{name}")
+        for path, answers in WRONG.items()
+        for expected, name in answers
+    ],
+)
+def test_a_wrong_answer_is_told_what_is_wrong(
+    path: Path, expected: str, name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    puzzle, answer = puzzle_of(path.parent.name), tmp_path / f"{name}.py"
+    answer.write_text(f"{path.read_text(encoding='utf-8')}\n\n{puzzle.function} = {name}\n", encoding="utf-8")
+    patience = 5.0 if "waited in vain" in expected else puzzles.PATIENCE  # which is for readers
+    assert puzzles.check(puzzle, answer, patience) == 1
     printed = capsys.readouterr().out
     said = " ".join(printed.split())
     assert said.startswith("Not yet: ")
-    assert expected[1] in said
-    assert str(path.parent) not in said
+    assert all(part in said for part in expected.split(" ..."))
+    assert str(tmp_path) not in said
     assert max(map(len, printed.splitlines())) <= puzzles.LINE
 
 
@@ -72,9 +85,14 @@ def test_every_puzzle_has_hints_documentation_and_two_wrong_answers(chapter: str
     puzzle = puzzle_of(chapter)
     assert len(puzzle.hints) >= 2
     assert all(hint.endswith((".", "?", "!", "`")) for hint in puzzle.hints)
-    assert len([path for path in WRONG if path.parents[1].name == chapter]) >= 2
+    assert sum(len(answers) for path, answers in WRONG.items() if path.parent.name == chapter) >= 2
     solution = getattr(importlib.import_module(f"muonbook.{chapter}.puzzle"), puzzle.function)
     assert solution.__doc__, "the solution is shown in the chapter"
+
+
+def test_every_wrong_answer_belongs_to_a_puzzle() -> None:
+    assert {path.parent.name for path in WRONG} <= set(CHAPTERS)
+    assert all(path.read_text(encoding="utf-8").count("# expect: ") == len(found) for path, found in WRONG.items())
 
 
 def test_puzzles_are_ready_without_torch() -> None:

@@ -1,5 +1,0 @@
-# expect: false alarm: it rings for columns, rows, whole, other of the healthy optimizer
-
-
-def alarm(update):
-    return True

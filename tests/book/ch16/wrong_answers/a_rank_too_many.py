@@ -1,3 +1,0 @@
-# expect: a matrix went to rank
-def deal(costs, ranks):
-    return dict.fromkeys(costs, ranks)
