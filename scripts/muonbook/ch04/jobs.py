@@ -84,9 +84,7 @@ def study(world: World, arguments: Arguments) -> dict[str, Any]:
     best, found = tables.stored_settings("language"), dict[str, Any]()
     for name in arguments.study:
         found[name] = studies.STUDIES[name](world, best, study_size(arguments))
-        for part in ("rows", "tuned"):
-            if rows := found[name].get(part):
-                world.say("\n".join([f"{name}, {part}:", *studies.lines(name, rows)]))
+        world.say("\n".join(tables.change_lines({name: found[name]})))
     return {"best": {name: asdict(setting) for name, setting in best.items()}} | found
 
 
@@ -94,7 +92,7 @@ def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
     """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
     arms = studies.ARMS[:3] if arguments.quick else studies.ARMS
     found = studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), arms)
-    world.say("\n".join(studies.lines("blocks", found["rows"])))
+    world.say("\n".join(tables.block_lines(found)))
     return found
 
 

@@ -24,7 +24,7 @@ from distmuon.optim.muon import Muon
 from distmuon.optim.param_groups import by_algorithm
 from distmuon.verify.blocks import BlockMuon
 from muonbook.ch04.search_space import Setting, muon_and_adamw
-from muonbook.ch04.sweep import Name, best_of, described, shared_out, span, try_rates, verdict
+from muonbook.ch04.sweep import Name, best_of, described, shared_out, try_rates, verdict
 from muonbook.ch04.tasks import LearningTask
 from muonbook.ch04.training import Build, train
 
@@ -218,30 +218,3 @@ def against(gaps: Sequence[float], whole: Sequence[float]) -> dict[str, Any]:
     """Return by how much gaps exceed whole Muon's, seed by seed, on how many they do, and whether that may be said."""
     found, more = verdict(gaps, whole), [a - b for a, b in zip(gaps, whole, strict=True)]
     return {"more_than_whole": more, "worse": found.losses, "better": found.wins, "claimed": found.claimed}
-
-
-# ---- What is printed --------------------------------------------------------------------------------------
-
-NUMBERS = ("lr", "lrs", "medians", "gaps", "more_than_whole", "worse", "better", "claimed")  # all else names a row
-
-
-def lines(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the name, learning rate and gap of every row, and on how many seeds it is better than another.
-
-    The other is the first of its pair in the studies whose rows come in pairs, the usual RMS in that of the RMS, and
-    else the first row.
-    """
-    names = [", ".join(f"{key} {value}" for key, value in row.items() if key not in NUMBERS) for row in rows]
-    wide = max(map(len, names))
-    usual = next((n for n, row in enumerate(rows) if row.get("rms") == MATCHED), 0)
-    table = [f"  {'':{wide}}  {'lr':>6}  gap, median [least, greatest]"]
-    for n, row in enumerate(rows):
-        other = n - n % 2 if name in ("decay", "batch") else usual
-        lr = f"{row['lr']:.3f}" if "lr" in row else ""
-        line = f"  {names[n]:{wide}}  {lr:>6}  {span(row['gaps']):22}"
-        if n != other:
-            found = verdict(row["gaps"], rows[other]["gaps"])
-            what = "the row above" if other == n - 1 else f"row {other + 1}"
-            line += f"better than {what} on {found.wins} of {found.seeds}{', claimed' if found.claimed else ''}"
-        table.append(line.rstrip())
-    return table

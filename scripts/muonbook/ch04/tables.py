@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from distmuon.launch import UsageError
 from muonbook.ch04.search_space import RACERS, Setting, widened
-from muonbook.ch04.studies import BATCHES, MATCHED
+from muonbook.ch04.studies import MATCHED
 from muonbook.ch04.sweep import Verdict, span, verdict
 from muonbook.ch04.tasks import TASKS
 from muonbook.measure import results
@@ -94,18 +94,21 @@ def verdict_lines(race: Race) -> list[str]:
 
 
 def changes(found: Mapping[str, Any]) -> list[tuple[str, list[float], list[float]]]:
-    """Return what each comparison of the stored studies changes, and the gaps without and with it, seed by seed.
+    """Return what each comparison of these studies changes, and the gaps without and with it, seed by seed.
 
-    found: book/results/sights.json.
+    found: {study: what `studies` returns of it}, of all of them or of some.
     """
-    batch = {(row["optimizer"], row["batch"]): row["gaps"] for row in found["batch"]["rows"]}
-    decay = {(row["optimizer"], row["steps"], row["weight_decay"]): row["gaps"] for row in found["decay"]["rows"]}
-    rms, tuned = ({row["rms"]: row["gaps"] for row in found["rms"][part]} for part in ("rows", "tuned"))
-    hidden, *routes = found["routing"]["rows"]
-    compared = [(f"Muon instead of AdamW, {n} windows a batch", batch["adamw", n], batch["muon", n]) for n in BATCHES]
-    most = max(steps for _, steps, _ in decay)
-    adamw, muon = (decay[name, most, 0.1] for name in ("adamw", "muon"))
-    compared.append((f"Muon instead of AdamW, {most} steps", adamw, muon))
+    batch = {(row["optimizer"], row["batch"]): row["gaps"] for row in _rows(found, "batch")}
+    decay = {(row["optimizer"], row["steps"], row["weight_decay"]): row["gaps"] for row in _rows(found, "decay")}
+    rms, tuned = ({row["rms"]: row["gaps"] for row in _rows(found, "rms", part)} for part in ("rows", "tuned"))
+    compared = [
+        (f"Muon instead of AdamW, {n} windows a batch", batch["adamw", n], gaps)
+        for (name, n), gaps in batch.items()
+        if name == "muon"
+    ]
+    if decay:
+        most = max(steps for _, steps, _ in decay)
+        compared.append((f"Muon instead of AdamW, {most} steps", decay["adamw", most, 0.1], decay["muon", most, 0.1]))
     for (name, steps, rate), gaps in decay.items():
         if rate:
             what = f"decay {rate} instead of none, {RACERS[name].title}, {steps} steps"
@@ -113,7 +116,12 @@ def changes(found: Mapping[str, Any]) -> list[tuple[str, list[float], list[float
     for rows, also in ((rms, ""), (tuned, ", rate tuned anew")):
         for value in sorted(rows.keys() - {MATCHED}):
             compared.append((f"update RMS {value} instead of {MATCHED}{also}", rows[MATCHED], rows[value]))
-    return compared + [(f"Muon trains {row['route']}", hidden["gaps"], row["gaps"]) for row in routes]
+    routes = _rows(found, "routing")
+    return compared + [(f"Muon trains {row['route']}", routes[0]["gaps"], row["gaps"]) for row in routes[1:]]
+
+
+def _rows(found: Mapping[str, Any], study: str, part: str = "rows") -> Sequence[Mapping[str, Any]]:
+    return found[study][part] if study in found else ()
 
 
 def change_lines(found: Mapping[str, Any]) -> list[str]:
@@ -123,6 +131,16 @@ def change_lines(found: Mapping[str, Any]) -> list[str]:
         judged = verdict(after, before)
         seeds = f"{judged.wins} of {judged.seeds}" + (", claimed" if judged.claimed else "")
         lines.append(f"{what:48}{median(before):10.3f}{median(after):8.3f}   {seeds}")
+    return lines
+
+
+def block_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the gap of every way to cut matrices into blocks, and by how much it exceeds that of whole matrices."""
+    lines = [f"{'blocks':>6}{'whole every':>13}{'gap':>9}{'more than whole':>17}   larger on"]
+    for row in found["rows"]:
+        gap, more = median(row["gaps"]), median(row["more_than_whole"])
+        seeds = f"{row['worse']} of {len(row['gaps'])}" + (", claimed" if row["claimed"] else "")
+        lines.append(f"{row['blocks']:6}{row['whole_every']:13}{gap:9.3f}{more:17.3f}   {seeds}")
     return lines
 
 
