@@ -46,7 +46,7 @@ def brute_force(language: Language, window: str) -> list[float]:
     return [math.log(before / after) for before, after in itertools.pairwise(chances)]
 
 
-@pytest.mark.parametrize("window", ["ba bab o ba", "ab ba o o o", " bab ba ba "])
+@pytest.mark.parametrize("window", ["ab ba o o o", " bab ba ba "])
 def test_the_best_predictor_is_bayes_rule(window: str):
     language = tiny()
     assert best_losses(language, letters(window))[0].tolist() == pytest.approx(brute_force(language, window))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+import statistics
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from distmuon import launch
 from distmuon.launch import World
 from distmuon.optim import newton_schulz
 from muonbook.ch04 import image_datasets, originals
@@ -31,11 +30,12 @@ def synthetic(training: int = 200, test: int = 60) -> Images:
 
 
 DATA = synthetic()
+ALONE = World(0, 1, 1, 1, "gloo", "cpu", 60.0, 1, 0.0)
 
 # ---- The recipe -------------------------------------------------------------------------------------------
 
 
-def rule(weight: Tensor, gradients: list[Tensor], lr: float, dtype: torch.dtype) -> Tensor:
+def rule(weight: Tensor, gradients: list[Tensor], lr: float) -> Tensor:
     """Return the weight after all gradients, by the tutorial's rule."""
     weight, average = weight.clone(), torch.zeros_like(weight)
     for gradient in gradients:
@@ -44,33 +44,32 @@ def rule(weight: Tensor, gradients: list[Tensor], lr: float, dtype: torch.dtype)
             weight -= lr * (gradient + 0.95 * average)
             continue
         average = 0.95 * average + 0.05 * gradient
-        x = (0.95 * average + 0.05 * gradient).to(dtype)
+        x = 0.95 * average + 0.05 * gradient
         tall = len(x) > len(x.T)
         x = x.T if tall else x
         x = x / x.norm()
         for _ in range(5):
             gram = x @ x.T
             x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-        weight -= lr * max(1, len(weight) / len(weight.T)) ** 0.5 * (x.T if tall else x).to(weight.dtype)
+        weight -= lr * max(1, len(weight) / len(weight.T)) ** 0.5 * (x.T if tall else x)
     return weight
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.06)])
-def test_muon_moves_every_parameter_by_the_tutorials_rule(dtype: torch.dtype, tolerance: float) -> None:
-    """Three steps, on wide and tall layers: they differ by at most `tolerance` of the distance moved."""
+def test_muon_moves_every_parameter_by_the_tutorials_rule() -> None:
+    """Three steps, on wide and tall layers."""
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(20, 48), nn.Linear(48, 10)).double()
     before = {p: p.detach().clone() for p in ours.parameters()}
     gradients = {p: [torch.randn_like(p) for _ in range(3)] for p in before}
-    optimizers = tutorial_muon(ours, 0.01, compute_dtype=dtype)
+    optimizers = tutorial_muon(ours, 0.01, compute_dtype=torch.float64)
     for step in range(3):
         for parameter in before:
             parameter.grad = gradients[parameter][step]
         for optimizer in optimizers:
             optimizer.step()
     for parameter, start in before.items():
-        expected = rule(start, gradients[parameter], 0.01, dtype)
-        assert (parameter.detach() - expected).norm() <= tolerance * (expected - start).norm() > 0
+        expected = rule(start, gradients[parameter], 0.01)
+        assert (parameter.detach() - expected).norm() <= 1e-12 * (expected - start).norm() > 0
 
 
 def test_every_step_of_every_epoch_is_at_the_rate_and_on_the_pixels_of_the_recipe(monkeypatch) -> None:
@@ -94,14 +93,6 @@ def test_every_step_of_every_epoch_is_at_the_rate_and_on_the_pixels_of_the_recip
     assert [len(found[key]) for key in ("training_loss", "test_loss", "test_accuracy")] == [3] * 3
 
 
-@pytest.mark.parametrize(("optimizer", "lr"), [("muon", 0.01), ("adamw", 0.008), ("sgd", 0.08)])
-def test_every_optimizer_learns_and_a_run_can_be_repeated(optimizer: str, lr: float) -> None:
-    found = run(optimizer, 0, DATA, lr, epochs=2)
-    assert found == run(optimizer, 0, DATA, lr, epochs=2)
-    assert found["training_loss"][1] < found["training_loss"][0]
-    assert found["test_loss"][1] < math.log(10)
-
-
 def test_one_seed_means_the_same_weights_and_images_for_everybody() -> None:
     """With next to no learning rate, all see the same losses; another seed sees others."""
     still = [run(optimizer, 0, DATA, 1e-12, epochs=1)["training_loss"] for optimizer in OPTIMIZERS]
@@ -119,9 +110,7 @@ def test_a_step_costs_what_its_products_cost() -> None:
     found = originals.step_flops()
     shapes = [(256, 784), (128, 256), (10, 128)]
     products = sum(3 * 2 * 64 * a * b for a, b in shapes) - 2 * 64 * 256 * 784  # the images need no gradient
-    assert found == {
-        "network": products, "adamw": 0, "sgd": 0, "muon": sum(newton_schulz.flops(shape) for shape in shapes),
-    }  # fmt: skip
+    assert found == {"network": products, "muon": sum(newton_schulz.flops(shape) for shape in shapes)}
     assert round(found["muon"] / found["network"]) == 20  # as the module's first lines say
 
 
@@ -135,23 +124,8 @@ def test_tuning_sees_no_test_image() -> None:
     assert len(found.test_labels) == 50
 
 
-small_study = partial(originals.study_of, data=DATA, seeds=[0, 1], held_out=50, tuning_seeds=[9], farthest=1, epochs=1)
-
-
-def study_on_ranks(world: World) -> dict[str, Any]:
-    return small_study(world)
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return launch.run(study_on_ranks)[0]
-
-
-def test_two_ranks_find_what_one_finds(found: dict[str, Any]) -> None:
-    assert launch.run(study_on_ranks, dp=2) == [found] * 2
-
-
-def test_a_study_races_everybody_at_the_rates_it_found(found: dict[str, Any]) -> None:
+def test_a_study_races_everybody_at_the_rates_it_found() -> None:
+    found = originals.study_of(ALONE, DATA, [0, 1], held_out=50, tuning_seeds=[9], farthest=1, epochs=1)
     assert list(found["as_written"]) == list(found["tuned"]) == list(OPTIMIZERS)
     for name, runs in found["tuned"].items():
         tried = dict(zip(found["tuning"][name]["lrs"], found["tuning"][name]["medians"], strict=True))
@@ -169,21 +143,13 @@ def test_a_quick_study_takes_what_is_there_and_says_what_is_missing(monkeypatch:
     monkeypatch.setattr(image_datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
     monkeypatch.setattr(image_datasets, "load", lambda name: synthetic(training=1300, test=600))
     monkeypatch.setattr(originals, "OPTIMIZERS", {name: OPTIMIZERS[name] for name in ("muon", "adamw")})
-    (data,) = launch.run(originals.study, (["mnist", "fashion"], [0, 1, 2], True))
+    data = originals.study(ALONE, ["mnist", "fashion"], [0, 1, 2], True)
     assert data["mnist"] == {"missing": "mnist is not here."}
     assert (data["fashion"]["images"], data["fashion"]["epochs"]) == (1200, 1)
     assert len(data["fashion"]["tuned"]["adamw"]) == 2
-    assert originals.lines(data)[:2] == ["mnist is not here.", "Fashion-MNIST: medians of 2 seeds"]
-
-
-def test_lines_show_the_medians_and_the_wins(found: dict[str, Any]) -> None:
-    def runs(loss: float, accuracy: float) -> list[dict[str, Any]]:
-        ends = [{"training_loss": [9.0, loss + n / 100], "test_loss": [9.0, loss]} for n in range(5)]
-        return [end | {"test_accuracy": [0.1, accuracy], "lr": 0.01} for end in ends]
-
-    races = {"as_written": {"muon": runs(0.1, 0.9), "adamw": runs(0.2, 0.8), "sgd": runs(0.3, 0.9)}}
-    lines = originals.lines({"mnist": found | races})
-    assert "  as written, lr 0.01   Muon   training loss 0.120, test loss 0.100, test error 0.100" in lines
-    assert lines.count("    test loss: Muon's is smaller than AdamW's on 5 of 5 seeds; claimed") == 1
-    assert sum(line.endswith("no difference claimed") for line in lines) == 3  # tuned: two seeds
-    assert max(map(len, lines)) <= 100
+    runs = data["fashion"]["tuned"]
+    ends = [statistics.median(run["test_loss"][-1] for run in runs[name]) for name in ("muon", "adamw")]
+    lines = originals.lines(data)
+    assert lines[0] == "mnist is not here."
+    (said,) = (line for line in lines if line.startswith("  tuned, test loss: "))
+    assert said.startswith("  tuned, test loss: Muon {:.3f}, AdamW {:.3f}; Muon beats AdamW on".format(*ends))

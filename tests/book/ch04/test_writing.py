@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from figure_helpers import assert_readable, texts
 
 from distmuon.models.language import Language
 from muonbook.ch04 import writing
-from muonbook.ch04.figures import ACROSS, LINES, frames_of_writing, laid
 from muonbook.ch04.tables import stored_settings
 from muonbook.ch04.tasks import CONTEXT, TASKS
 from muonbook.ch04.writing import Word, share_in_words, words_of
-from muonbook.figures.style import SMALL, wide
 from muonbook.measure import results
 
 LEXICON = frozenset({"da", "duli", "no"})
@@ -50,16 +47,6 @@ def test_letters_are_drawn_from_what_the_model_predicts_of_the_latest_window() -
 
     written = writing.write(NextLetter(), 2, 80, torch.Generator().manual_seed(0))
     assert written.tolist() == [[(n + 1) % 27 for n in range(80)]] * 2
-
-
-def test_lines_fit_the_card_and_break_between_words() -> None:
-    words = words_of("da duli dull no " * 30, LEXICON)
-    lines = laid(words)
-    assert len(lines) == LINES
-    assert all(sum(wide(f"{word.letters} ", SMALL, word.exists) for word in line) <= ACROSS for line in lines)
-    flat = [word.letters for line in lines for word in line]
-    assert flat == [word.letters for word in words if not word.letters.isspace()][: len(flat)]
-    assert laid(words_of("x" * 200, LEXICON)) == [[Word("x" * 200, False)]]
 
 
 def test_the_worker_lets_three_models_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,17 +84,3 @@ def test_in_the_end_muon_s_words_exist_and_sgd_s_seldom_do(stored) -> None:
     assert min(last["muon"]) > max(last["adamw"])
     assert statistics.median(last["muon"]) > 0.85
     assert statistics.median(last["sgd"]) < 0.3
-
-
-def test_frames_show_every_writer_s_first_words_and_shares(stored) -> None:
-    names = ("muon", "adamw", "sgd")
-    frames = frames_of_writing(stored, names, "What they write")
-    assert [frame.caption for frame in frames] == [f"After {steps} of 300 steps." for steps in stored["steps"]]
-    assert len({tuple(frame.figure.get_size_inches()) for frame in frames}) == 1
-    for n, frame in enumerate(frames):
-        assert_readable(frame.figure)
-        seen = texts(frame.figure)
-        for name in names:
-            writer = stored["writers"][name]
-            assert writer["texts"][n].split()[0] in seen
-            assert f"{100 * statistics.median(shares[n] for shares in writer['shares']):.0f} %" in seen
