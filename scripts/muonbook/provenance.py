@@ -1,8 +1,8 @@
 """Where the values of a collective's result come from, measured: the same collective, run on "who am I" tensors.
 
-A picture that colours every value by the rank it came from must not take a textbook's word for it. `with_sources` runs
-the collective once for its result, and once per rank on tensors that are one on that rank and zero elsewhere: an
-element of the result that is not zero has that rank's value in it. Nothing here imports matplotlib: every rank may.
+A picture that colours every value by the rank it came from must not take a textbook's word for it. `with_origins` runs
+the collective once for its result, and once per rank and element on tensors that are one there and zero elsewhere: an
+element of the result that is not zero has that value in it. Nothing here imports matplotlib: every rank may.
 """
 
 from __future__ import annotations
@@ -11,27 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def with_sources(collective: Callable[[Any], Any], tensor: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Return (values, sources) of `collective(tensor)` on this rank, as nested lists that fit into JSON.
-
-    collective: takes a tensor, returns what this rank holds afterwards, or None for nothing; it must be linear (sums,
-        means, copies), and every rank of the group calls this with the same one. It runs 1 + `size` times,
-        and a ledger counts them all.
-    tensor: of a floating dtype or wide enough integers; it is not changed.
-    rank, size: of the group. sources has the shape of values; each leaf lists the ranks that are in the value.
-    """
-    values = collective(tensor.clone())
-    marked = [collective(tensor * 0 + (rank == source)) for source in range(size)]
-    if values is None:
-        return None, None
-    return values.tolist(), _collect([part.tolist() for part in marked])
-
-
 def with_origins(collective: Callable[[Any], Any], tensor: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Return (values, origins) of `collective(tensor)` on this rank: as `with_sources`, to the element.
+    """Return (values, origins) of `collective(tensor)` on this rank, as nested lists that fit into JSON.
 
-    tensor: 1-D, equally long on all ranks. Each leaf of origins lists the [rank, element] that are in the value. It
-    runs 1 + `size` times the tensor's length times: for small ones.
+    collective: takes a tensor and returns what this rank holds afterwards; it must be linear (sums, means, copies), and
+        every rank of the group calls this with the same one. It runs 1 + `size` times the tensor's length times, and a
+        ledger counts them all.
+    tensor: 1-D, equally long on all ranks, of a floating dtype or wide enough integers; it is not changed.
+    rank, size: of the group. origins has the shape of values; each leaf lists the [rank, element] that are in the value.
     """
     every = [[source, element] for source in range(size) for element in range(len(tensor))]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import ring_bytes
 from distmuon.sharding.tensor_parallel import ColumnParallelLinear, RowParallelLinear, load_slices
-from muonbook.provenance import with_sources
 
 ROWS, INPUTS, HIDDEN, OUTPUTS = 2, 4, 4, 3  # of the pair of layers
 GATHERED = {"dim 0": (0, 0), "dim 1": (1, 1), "cut along 0, put together along 1": (0, 1)}  # cut, put together
@@ -71,14 +69,12 @@ def run(world: World) -> list[dict[str, Any]] | None:
         "the gradients of this rank's W1 and W2": all(same_slice(*cut) for cut in cuts),
     }
     part = F.linear(h.detach(), row.weight.detach())
-    summed = with_sources(lambda y: tp.all_reduce(y, "look"), part, tp.rank, tp.size)
 
     M = torch.arange(1.0, 17, device=grid.device).view(4, 4)
     gathers = {}
     for name, (cut, along) in GATHERED.items():
         block = M.chunk(tp.size, cut)[tp.rank].contiguous()
-        gather = partial(tp.all_gather_blocks, dim=along, label="look")
-        gathers[name] = (block.tolist(), *with_sources(gather, block, tp.rank, tp.size))
+        gathers[name] = tp.all_gather_blocks(block, along, "look").tolist()
     try:
         DistributedMuon([("copied.weight", copy.deepcopy(column.weight))], grid)
         refused = "not at all"
@@ -86,7 +82,7 @@ def run(world: World) -> list[dict[str, Any]] | None:
         refused = str(error)
     slices = {"X": X, "W1": column.weight, "H": h, "W2": row.weight, "partial Y": part}
     return world.gather({
-        "slices": {name: held.tolist() for name, held in slices.items()}, "Y": summed, "gathers": gathers,
+        "slices": {name: held.tolist() for name, held in slices.items()}, "Y": y.tolist(), "gathers": gathers,
         "refused": refused, "right": right, "calls": calls, "sent": sent,
     })  # fmt: skip
 
