@@ -18,7 +18,7 @@ def with_origins(collective: Callable[[Any], Any], tensor: Any, rank: int, size:
         every rank of the group calls this with the same one. It runs 1 + `size` times the tensor's length times, and a
         ledger counts them all.
     tensor: 1-D, equally long on all ranks, of a floating dtype or wide enough integers; it is not changed.
-    rank, size: of the group. origins has the shape of values; each leaf lists the [rank, element] that are in the value.
+    rank, size: of the group. origins has the shape of values; each leaf lists the [rank, element] in the value.
     """
     every = [[source, element] for source in range(size) for element in range(len(tensor))]
 
