@@ -1,8 +1,7 @@
-"""Chapter 9: Muon over tensor parallelism. Train it and certify it, look at small layers and gathers, or time gathers.
+"""Chapter 9: Muon over tensor parallelism. Train it and certify it, or look at small layers and gathers.
 
 python scripts/09_tensor_parallel.py --tp 2
 python scripts/09_tensor_parallel.py --small --tp 2 --json out/small.json
-python scripts/09_tensor_parallel.py --time
 """
 
 from distmuon import launch
@@ -11,21 +10,15 @@ from muonbook.ch09 import puzzle as column_gram
 from muonbook.jobs import check_json, run_job
 from muonbook.recipe_arguments import add_arguments, recipe_of
 
-TAKES = {  # job -> its options
-    "": (*launch.WORLD, "steps", "dtype"),
-    "--small": (*launch.WORLD, "json"),
-    "--time": launch.WORLD,
-}
+TAKES = {"": (*launch.WORLD, "steps", "dtype"), "--small": (*launch.WORLD, "json")}  # job -> its options
 
 
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=1, tp=2)
-    job = parser.add_argument_group("the job").add_mutually_exclusive_group()
-    job.add_argument("--small", action="store_true", help="a pair of layers and three gathers, in whole numbers")
-    job.add_argument("--time", action="store_true", help="compare ways to gather, by times that differ from run to run")
+    parser.add_argument("--small", action="store_true", help="a pair of layers and three gathers, in whole numbers")
     parser.add_argument("--json", metavar="FILE", help="with --small: write what every rank held")
-    training = parser.add_argument_group("the training, without --small and --time")
+    training = parser.add_argument_group("the training, without --small")
     add_arguments(training, "steps", "dtype", steps=10)
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -39,14 +32,12 @@ def main():
     launch.check_range(arguments, steps=(1, 10**7))
     if arguments.dp != 1:
         raise launch.UsageError(f"--dp {arguments.dp}: this chapter has TP ranks only; chapter 10 has both.")
-    if (arguments.small or arguments.time) and arguments.tp not in (2, 4):
+    if arguments.small and arguments.tp not in (2, 4):
         raise launch.UsageError(f"--tp {arguments.tp}: these small matrices are cut in 2 or 4; choose one of them.")
     check_json(arguments)
     recipe = recipe_of(arguments).check(1, arguments.tp)
     if arguments.small:
         return run_job(arguments, "muonbook.ch09.small_layers:run")
-    if arguments.time:
-        return run_job(arguments, "muonbook.ch09.gather_times:take")
     return run_job(arguments, "muonbook.ch09.training:train", (recipe,), recipe, arguments.tp, arguments.threads)
 
 

@@ -46,7 +46,6 @@ JOBS = (
     Job("08_muon_over_dp", "--time", "--time", alone=False),
     Job("09_tensor_parallel", "", "--steps 5", dp=1, tp=2),
     Job("09_tensor_parallel", "--small", "--small", dp=1, tp=2, alone=False),
-    Job("09_tensor_parallel", "--time", "--time", dp=1, tp=2, alone=False),
     Job("10_dp_tp", "", dp=4, tp=2),
     Job("10_dp_tp", "", "--dtype bfloat16", dp=2, tp=2),
     Job("10_dp_tp", "--mutants", "--mutants", dp=2, tp=2, alone=False),
