@@ -10,7 +10,7 @@ torchrun --nproc-per-node 4 scripts/05_processes_and_collectives.py --show colle
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch05.puzzle import PUZZLE
-from muonbook.jobs import check_json, run_job, write_json
+from muonbook.jobs import check_json, run_job
 
 SHOWS = {  # what every rank runs, and with what
     "collectives": ("muonbook.ch05.experiments:collectives", (1_200_000,)),
@@ -21,7 +21,7 @@ MISTAKES, RANKS = ("skip", "shapes", "order"), 4  # with two ranks, gloo ends th
 TAKES = {  # job -> its options
     "--show collectives": SEEN,
     "--show groups": SEEN,
-    "--mistake": ("dp", "tp", "timeout", "threads", "json"),
+    "--mistake": ("dp", "tp", "timeout", "threads"),
 }
 
 
@@ -63,8 +63,6 @@ def main():
     options = launch.options(arguments) | {"timeout": launch.DEFAULT_TIMEOUT}
     said = launch.run("muonbook.ch05.experiments:make", made, **options)
     print("\n".join(f"rank {rank}: {words}" for rank, words in enumerate(said) if words is not None))
-    if arguments.json:
-        write_json(arguments.json, said)
     return 0
 
 

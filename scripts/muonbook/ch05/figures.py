@@ -1,4 +1,4 @@
-"""Chapter 5's pictures: a ring all-reduce, five collectives, a grid of ranks and its groups, and a hang."""
+"""Chapter 5's pictures: a ring all-reduce, five collectives, and a grid of ranks and its groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Arc, Polygon
 
 from muonbook.figures.player import Frame
-from muonbook.figures.style import ACCENT, CARD, INK, MARGIN, MUTED, TITLE, TP_HATCHES, WIDTH, Block
+from muonbook.figures.style import CARD, INK, MARGIN, MUTED, TITLE, TP_HATCHES, WIDTH, Block
 
 from muonbook.figures.style import box, card, dp_colour, hatch_on, ink_on, mix, put  # isort: skip
 
@@ -340,45 +340,3 @@ def _draw_grid(dp: int, tp: int, framed: Sequence[tuple[str, Sequence[int]]]) ->
 
     drawing: Block = (26 + dp * step, paint)
     return card("", "", drawing)
-
-
-# ---- A hang -----------------------------------------------------------------------------------------------
-
-LANE, BAR = 34.0, 20.0  # from rank to rank, and of a bar
-START, COMES, ENDS = MARGIN + 48, MARGIN + 118, WIDTH - MARGIN - 84  # of the program, of the collective, of the wait
-
-
-def draw_hang(said: list[str | None]) -> Figure:
-    """Draw a lane per rank. said: each rank's message; None: it returned before the collective."""
-
-    def paint(axes: Axes, top: float) -> None:
-        put(axes, COMES, top, "all_reduce", color=MUTED)
-        put(axes, ENDS, top, "timeout", color=MUTED)
-        top += 19
-        for x in (COMES, ENDS):
-            axes.plot([x, x], [top, top + LANE * len(said) - 6], color=mix(MUTED, CARD, 0.4), lw=1, ls=(0, (3, 2)))
-        for rank, words in enumerate(said):
-            y = top + rank * LANE + 4
-            put(axes, MARGIN, y + 3, f"rank {rank}", bold=words is None)
-            if words is None:
-                box(axes, START, y, COMES - START - 20, BAR, dp_colour(rank), gid="left")
-                put(axes, COMES + 8, y + 3, "returned, no error", bold=True)
-                continue
-            box(axes, START, y, COMES - START, BAR, dp_colour(rank))
-            faint = mix(dp_colour(rank), CARD, 0.7)
-            box(axes, COMES, y, ENDS - COMES, BAR, faint, ec=dp_colour(rank), lw=1, gid="waits")
-            put(axes, (COMES + ENDS) / 2, y + 3, "waits", "center", color=INK)
-            put(axes, ENDS + 6, y + 3, "error", color=ACCENT, bold=True)
-
-    drawing: Block = (19 + LANE * len(said), paint)
-    return card("The ranks that waited get the error", "", drawing)
-
-
-def describe_hang(said: list[str | None]) -> str:
-    """Return alt text for `draw_hang`."""
-    waited = [str(rank) for rank, words in enumerate(said) if words]
-    left = [str(rank) for rank, words in enumerate(said) if not words]
-    return (
-        f"A lane of time for each of {len(said)} ranks. Ranks {', '.join(waited)} reach an all_reduce, wait in it "
-        f"until the timeout, and report an error. Rank {', '.join(left)} has returned before it, without an error."
-    )
