@@ -1,7 +1,7 @@
 """Chapter 1: train a small network for a moment, look at the spectra of one layer, and take one step in two directions.
 
 python scripts/01_why_orthogonalize.py
-python scripts/01_why_orthogonalize.py --seeds 5 --step 30 --save out/one_step.npz
+python scripts/01_why_orthogonalize.py --save out/one_step.npz
 """
 
 from distmuon import launch
@@ -12,8 +12,6 @@ from muonbook.jobs import run_job
 
 def parse():
     parser = launch.parser(__doc__)
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs to compare (default: %(default)s)")
-    parser.add_argument("--step", type=int, default=20, metavar="N", help="when to compare (default: %(default)s)")
     parser.add_argument("--save", metavar="FILE", help="write the first seed's matrices and losses here (.npz)")
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -23,12 +21,10 @@ def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, steepest_step.PUZZLE)) is not None:
         return code
-    launch.check_range(arguments, seeds=(1, 100), step=(0, 1000))
     if arguments.save is not None and not arguments.save.endswith(".npz"):
         raise launch.UsageError(f"--save {arguments.save}: arrays are saved as .npz; choose such a name.")
     launch.check_writable("--save", arguments.save)
-    given = arguments.seeds, arguments.step
-    return run_job(arguments, "muonbook.ch01.experiments:work", given, arguments.step, arguments.save)
+    return run_job(arguments, "muonbook.ch01.experiments:work", (), arguments.save)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from muonbook.jobs import write_file
 LAYER = "layers.1.weight"  # [128, 256], in the middle of the network
 WIDTHS, BATCH, RATE, MOMENTUM = (64, 256, 128, 128, 10), 256, 0.02, 0.95
 WATCHED = (0, 20, 100, 200)  # steps before which the spectra are taken
+SEEDS, AT = 3, 20  # runs to compare, and the step before which the one step is taken
 LENGTHS = tuple(0.025 * 2 ** (n / 2) for n in range(15))  # of the one step, as spectral norms: 0.025 to 3.2
 Splits = Sequence[Split]
 Losses = list[list[float]]  # [parts, lengths]
@@ -96,14 +97,14 @@ def run_seed(seed: int, at: int, watched: tuple[int, ...]) -> dict[str, Any]:
     return {"skew": skews, "matrices": matrices, "before": before, "after": after}
 
 
-def work(world: World, seeds: int, at: int) -> list[dict[str, Any]]:
+def work(world: World) -> list[dict[str, Any]]:
     """Run every seed, one after the other, in this one process."""
-    return [run_seed(seed, at, WATCHED if seed == 0 else (0,)) for seed in range(seeds)]
+    return [run_seed(seed, AT, WATCHED if seed == 0 else (0,)) for seed in range(SEEDS)]
 
 
-def report(runs: list[dict[str, Any]], at: int, path: str | None) -> tuple[bool, None]:
+def report(runs: list[dict[str, Any]], path: str | None) -> tuple[bool, None]:
     """Print both tables, and save the first seed's matrices and losses where a path is given."""
-    print("\n".join([*skew_table(runs[0]), "", *step_table(runs, at)]))
+    print("\n".join([*skew_table(runs[0]), "", *step_table(runs)]))
     if path is not None:
         save(path, runs)
     return True, None
@@ -119,9 +120,9 @@ def skew_table(run: dict[str, Any]) -> Iterator[str]:
         yield f"{step:6}{loss:8.3f}" + "".join(f"{share:9.0%}{rank:7.1f}" for share, rank in pairs)
 
 
-def step_table(runs: list[dict[str, Any]], at: int) -> Iterator[str]:
+def step_table(runs: list[dict[str, Any]]) -> Iterator[str]:
     """Return lines: the lowest loss that one step reaches, along each matrix and along its polar factor."""
-    yield f"One step of this layer alone, after {at} steps of training:"
+    yield f"One step of this layer alone, after {AT} steps of training:"
     yield f"the lowest loss that a step of any of {len(LENGTHS)} lengths reaches"
     yield "                 |    on its own batch     |   on held-out digits"
     yield "  seed  along    |  start    raw    polar  |  start    raw    polar"
