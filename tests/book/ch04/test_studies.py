@@ -53,6 +53,7 @@ def test_muons_update_has_the_rms_asked_for_and_decays_as_before(level: float) -
     muon.step()
     for old, new in zip(before, matrices, strict=True):
         assert 0.75 * level < rms(update_of(old, new.detach(), setting.lr, setting.weight_decay)) < 1.25 * level
+    assert all(group["lr"] * group["weight_decay"] == pytest.approx(0.02 * 0.1) for group in muon.param_groups)
     assert [(group["lr"], group["weight_decay"]) for group in adamw.param_groups] == [(0.02, 0.1)]
 
 

@@ -1,20 +1,14 @@
 """Chapter 7's worker: every rank draws the same map, and what it prints is what the map says."""
 
-from collections import Counter
 from math import prod
 from typing import Any
 
 import pytest
 import stored_pages
 import worlds
-from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
 
 from distmuon.sharding.layout import ParamSpec, plan
 from muonbook.ch07 import figures
-from muonbook.ch07.experiments import MODEL
-from muonbook.figures import player, style
-from muonbook.figures.player import Frame
 
 PAGE = stored_pages.every_cell("07_virtual_map")
 WORKER = str(worlds.ROOT / "scripts" / "07_virtual_map.py")
@@ -23,7 +17,6 @@ WORKER = str(worlds.ROOT / "scripts" / "07_virtual_map.py")
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        (("--dp", "4"), ["DP rank 1 owns   W1[26:48] b1[0:4] b2[2:4]", "Each rank sent 312 bytes (all-gathers: 1)."]),
         (("--dp", "3", "--bucket-size", "1"), ["DP rank 0 owns   W1[0:16] b1[0:3] W2[0:16] b2[0:2]"]),
         (
             ("--dp", "1"),
@@ -108,37 +101,3 @@ def test_what_the_prose_says_is_printed(said: str, printed: str) -> None:
 def test_matrices_of_the_page_are_whole_again() -> None:
     printed = [line for cell in PAGE for line in cell.printed.splitlines() if "whole again" in line]
     assert printed == ["W1 is whole again: True", "W2 is whole again: True"]
-
-
-@pytest.fixture(scope="module")
-def frames() -> list[Frame]:
-    """The moving map as the chapter shows it."""
-    return figures.frames_of_map(MODEL, 4, (64, 50))
-
-
-def test_the_moving_map_gives_every_element_to_its_owner_above_and_below(frames: list[Frame]) -> None:
-    assert 6 <= len(frames) <= 14
-    colours = {to_hex(style.dp_colour(rank)): rank for rank in range(4)}
-    for number, (dp, size) in {4: (4, 64), 5: (4, 64), 6: (2, 64), 7: (4, 50)}.items():
-        layout = plan(MODEL, dp, size)
-        owned = {rank: sum(meta.local_range.size for meta in layout.view(rank)) for rank in range(dp)}
-        above, below = Counter[int](), Counter[int]()
-        longest = 112  # the longest strip: 110 elements and 2 of padding
-        scale = (style.WIDTH - style.MARGIN - figures.STRIPS_LEFT) / longest
-        boxes = [patch for patch in frames[number].figure.axes[0].patches if isinstance(patch, Rectangle)]
-        for box in boxes:
-            owner = colours.get(to_hex(box.get_facecolor()))
-            if owner is not None and box.get_height() == figures.SQUARE:
-                above[owner] += round(box.get_width() / figures.SQUARE)
-            elif owner is not None and box.get_height() == figures.HIGH:
-                below[owner] += round(box.get_width() / scale)
-        assert above == below == owned
-
-
-def test_the_words_of_the_moving_map_are_the_layouts(frames: list[Frame]) -> None:
-    captions = [frame.caption for frame in frames]
-    assert captions[0] == "4 parameters, 110 elements, 4 ranks, equal shares. Who keeps what?"
-    assert captions[6] == "With D = 2, shards are longer and make fewer cuts. Only b1 and b2 straddle."
-    assert captions[7] == "With buckets of 50, shards are shorter. W1 has 4 owners instead of 2."
-    assert captions[8] == "Back to the first map. Rank 1 keeps W1[26:48], b1[0:4], b2[2:4]."
-    assert "DP 0: W1[0:48] b1[0:4] b2[0:3]" in player.words(frames)
