@@ -15,7 +15,6 @@ TAKES = {  # job -> its options
     "": (*launch.WORLD, "steps", "dtype", "bucket_size"),
     "--follow": (*launch.WORLD, "json"),
     "--ways": launch.WORLD,
-    "--time": launch.WORLD,
 }
 
 
@@ -25,9 +24,8 @@ def parse():
     job = parser.add_argument_group("the job").add_mutually_exclusive_group()
     job.add_argument("--follow", action="store_true", help="follow one matrix of a small model")
     job.add_argument("--ways", action="store_true", help="gather 40 matrices in two ways, and count")
-    job.add_argument("--time", action="store_true", help="the same, and compare times, which differ from run to run")
     parser.add_argument("--json", metavar="FILE", help="with --follow: write what every rank held and kept")
-    training = parser.add_argument_group("the training, without --follow, --ways and --time")
+    training = parser.add_argument_group("the training, without --follow and --ways")
     add_arguments(training, "steps", "dtype", "bucket_size", steps=10, bucket_size=50_000)
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -41,15 +39,13 @@ def main():
     launch.check_range(arguments, steps=(1, 10**7), bucket_size=(1, 10**9))
     if arguments.tp != 1:
         raise launch.UsageError(f"--tp {arguments.tp}: this chapter has DP ranks only; chapter 9 adds TP.")
-    if (arguments.ways or arguments.time) and arguments.dp == 1:
+    if arguments.ways and arguments.dp == 1:
         raise launch.UsageError("--dp 1: one rank has nothing to gather; choose 2 or more.")
     check_json(arguments)
     if arguments.follow:
         return run_job(arguments, "muonbook.ch08.experiments:follow", report="report_follow")
-    if arguments.ways or arguments.time:
-        return run_job(
-            arguments, "muonbook.ch08.experiments:gather", (arguments.time,), arguments.time, report="report_gather"
-        )
+    if arguments.ways:
+        return run_job(arguments, "muonbook.ch08.experiments:gather", report="report_gather")
     recipe = recipe_of(arguments).shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     judged_by = recipe, arguments.dp, arguments.threads
     return run_job(arguments, "muonbook.ch08.experiments:train", (recipe,), *judged_by, report="report_train")

@@ -43,7 +43,6 @@ JOBS = (
     Job("08_muon_over_dp", "", "--steps 5", dp=4),  # four: in the exact row, sums of three or more have an order
     Job("08_muon_over_dp", "--follow", "--follow"),
     Job("08_muon_over_dp", "--ways", "--ways", alone=False),
-    Job("08_muon_over_dp", "--time", "--time", alone=False),
     Job("09_tensor_parallel", "", "--steps 5", dp=1, tp=2),
     Job("09_tensor_parallel", "--small", "--small", dp=1, tp=2, alone=False),
     Job("10_dp_tp", "", dp=4, tp=2),

@@ -126,18 +126,14 @@ SHAPES = ((64, 96), (31, 45), (128, 32), (50, 50), (17, 90), (80, 64), (33, 33),
 MANY = tuple(ParamSpec(str(n), SHAPES[n % len(SHAPES)], "float32") for n in range(40))
 
 
-def gather(world: World, timed: bool) -> list[dict[str, coalescing.Found]] | None:
-    """Gather many matrices in both ways, and count; or take the time."""
-    return world.gather(coalescing.compare(Grid.of(world), MANY, timed))
+def gather(world: World) -> list[dict[str, coalescing.Found]] | None:
+    """Gather many matrices in both ways, and count."""
+    return world.gather(coalescing.compare(Grid.of(world), MANY))
 
 
-def report_gather(ranks: list[dict[str, coalescing.Found]], timed: bool) -> tuple[bool, None]:
-    """Print calls and bytes of each way, or its time compared with the quickest, as rank 0 counted them."""
+def report_gather(ranks: list[dict[str, coalescing.Found]]) -> tuple[bool, None]:
+    """Print calls and bytes of each way, as rank 0 counted them."""
     found, dp = ranks[0], len(ranks)
-    if timed:
-        for name, way in found.items():
-            print(f"{name:<14}{way.seconds / min(way.seconds for way in found.values()):>6.1f} x the quickest")
-        return True, None
     needed = 2 * sum(spec.numel for spec in MANY) * (dp - 1) / dp  # bf16; no ring sends less
     print(f"{len(MANY)} matrices, {dp} ranks  calls  bytes sent  padding")
     for name, way in found.items():

@@ -1,4 +1,4 @@
-"""Ways to gather many matrices: the same elements in few calls or in many. Chapters 8 (DP) and 9 (TP) run them.
+"""Ways to gather many matrices: the same elements in few calls or in many. Chapter 8 counts them, 14 times them.
 
 Over DP, from shards of the map's buckets; `compare` counts calls and bytes:
 
@@ -30,10 +30,9 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Layout, ParamSpec, plan
 from distmuon.sharding.ledger import Traffic
 from distmuon.verify import counter
-from muonbook.measure.interleaved_timing import ended, medians, ratios, take_turns
+from muonbook.measure.interleaved_timing import ended, ratios, take_turns
 
-ROUNDS = 12  # of which `compare` takes the median time
-BUCKET_SIZE = 50_000  # elements, of the map along which it gathers
+BUCKET_SIZE = 50_000  # elements, of the map along which `compare` gathers
 
 
 def shards_of(layout: Layout, whole: Sequence[Tensor], dp_rank: int) -> list[Tensor]:
@@ -99,23 +98,19 @@ class Found(NamedTuple):
     """What one rank found.
 
     right: whether every matrix came out bit for bit. asked, made: calls and bytes, by the ledger and as torch
-    dispatched them. seconds: median, or 0 where no time was taken.
+    dispatched them.
     """
 
     right: bool
     asked: Traffic
     made: Traffic
-    seconds: float
 
 
 WAYS = {"each matrix": by_piece, "each bucket": by_bucket}
 
 
-def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Found]:
-    """Gather whole-numbered bf16 matrices over DP in both ways, and return what was found.
-
-    All ranks call it together. timed: also take turns, `ROUNDS` times, and take the time.
-    """
+def compare(grid: Grid, specs: Sequence[ParamSpec]) -> dict[str, Found]:
+    """Gather whole-numbered bf16 matrices over DP in both ways, and return what was found. Collective."""
     whole = whole_numbers([(spec.numel,) for spec in specs])
     layout = plan(specs, grid.dp.size, BUCKET_SIZE)
     shards = [shard.to(grid.device) for shard in shards_of(layout, whole, grid.dp.rank)]
@@ -126,12 +121,8 @@ def compare(grid: Grid, specs: Sequence[ParamSpec], timed: bool) -> dict[str, Fo
         with counter.CollectiveCounter() as count:
             matrices = act()
         right = all(torch.equal(matrices[index].cpu(), matrix) for index, matrix in enumerate(whole))
-        found[name] = Found(right, grid.ledger.total(), count.ledger.total(), 0.0)
-    if not timed:
-        return found
-    ending = {name: ended(act, grid.device.type) for name, act in acts.items()}
-    seconds = medians(take_turns(ending, ROUNDS, warm_up=0))
-    return {name: known._replace(seconds=seconds[name]) for name, known in found.items()}
+        found[name] = Found(right, grid.ledger.total(), count.ledger.total())
+    return found
 
 
 class GatherTimes(NamedTuple):
