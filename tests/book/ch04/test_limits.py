@@ -52,14 +52,6 @@ def test_the_best_predictor_is_bayes_rule(window: str):
     assert best_losses(language, letters(window))[0].tolist() == pytest.approx(brute_force(language, window))
 
 
-def test_on_long_windows_the_floor_comes_down_to_the_entropy_rate():
-    language = Language.of(0)
-    text = language.write(40 * 401, torch.Generator().manual_seed(11)).view(40, 401)
-    losses = best_losses(language, text)
-    assert losses[:, 40:].mean().item() == pytest.approx(language.rate, rel=0.04)
-    assert losses[:, :5].mean() > 1.5 * language.rate  # nobody told which word came before
-
-
 # ---- Models that count ------------------------------------------------------------------------------------
 
 
