@@ -124,32 +124,29 @@ def test_tuning_sees_no_test_image() -> None:
     assert len(found.test_labels) == 50
 
 
-def test_a_study_races_everybody_at_the_rates_it_found() -> None:
-    found = originals.study_of(ALONE, DATA, [0, 1], held_out=50, tuning_seeds=[9], farthest=1, epochs=1)
+def test_a_quick_study_races_everybody_at_the_rates_that_it_found_and_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = synthetic(training=520)
+    monkeypatch.setattr(image_datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
+    monkeypatch.setattr(image_datasets, "load", lambda name: images)
+    data = originals.study(ALONE, ["mnist", "fashion"], [0, 1, 2], True)
+    assert data["mnist"] == {"missing": "mnist is not here."}
+    found = data["fashion"]
     assert list(found["as_written"]) == list(found["tuned"]) == list(OPTIMIZERS)
     for name, runs in found["tuned"].items():
         tried = dict(zip(found["tuning"][name]["lrs"], found["tuning"][name]["medians"], strict=True))
-        best = min(tried, key=lambda lr: tried[lr])
+        best, first = min(tried, key=lambda lr: tried[lr]), [OPTIMIZERS[name].lr * factor for factor in (0.5, 1, 2)]
         assert [(r["optimizer"], r["lr"], r["seed"]) for r in runs] == [(name, best, 0), (name, best, 1)]
-        first = [OPTIMIZERS[name].lr * factor for factor in (0.5, 1, 2)]
         assert set(tried) >= set(first)
         assert (len(tried) > 3) == (min(first, key=lambda lr: tried[lr]) != first[1])
-    for name, runs in found["as_written"].items():
-        assert [(r["lr"], r["seed"]) for r in runs] == [(OPTIMIZERS[name].lr, 0), (OPTIMIZERS[name].lr, 1)]
-    assert found["as_written"]["sgd"][0] == run("sgd", 0, DATA, OPTIMIZERS["sgd"].lr, epochs=1)
-
-
-def test_a_quick_study_takes_what_is_there_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_datasets, "missing", lambda name: None if name == "fashion" else f"{name} is not here.")
-    monkeypatch.setattr(image_datasets, "load", lambda name: synthetic(training=1300, test=600))
-    monkeypatch.setattr(originals, "OPTIMIZERS", {name: OPTIMIZERS[name] for name in ("muon", "adamw")})
-    data = originals.study(ALONE, ["mnist", "fashion"], [0, 1, 2], True)
-    assert data["mnist"] == {"missing": "mnist is not here."}
-    assert (data["fashion"]["images"], data["fashion"]["epochs"]) == (1200, 1)
-    assert len(data["fashion"]["tuned"]["adamw"]) == 2
-    runs = data["fashion"]["tuned"]
-    ends = [statistics.median(run["test_loss"][-1] for run in runs[name]) for name in ("muon", "adamw")]
-    lines = originals.lines(data)
-    assert lines[0] == "mnist is not here."
+        assert [(r["lr"], r["seed"]) for r in found["as_written"][name]] == [(first[1], 0), (first[1], 1)]
+    assert found["as_written"]["sgd"][0] == run("sgd", 0, images, OPTIMIZERS["sgd"].lr, epochs=1)
+    judged = run("sgd", originals.TUNING_SEEDS[0], originals.without_test(images, 400), best, epochs=1)
+    assert judged["test_loss"] == [tried[best]]
+    ends = (statistics.median(run["test_loss"][-1] for run in found["tuned"][name]) for name in OPTIMIZERS)
+    muon, adamw, sgd = (f"{end:.3f}" for end in ends)
+    absent, *lines = originals.lines(data)
+    assert absent == "mnist is not here."
     (said,) = (line for line in lines if line.startswith("  tuned, test loss: "))
-    assert said.startswith("  tuned, test loss: Muon {:.3f}, AdamW {:.3f}; Muon beats AdamW on".format(*ends))
+    assert said.startswith(f"  tuned, test loss: Muon {muon}, AdamW {adamw}, SGD {sgd}; Muon beats AdamW on")
