@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from muonbook.provenance import with_origins
+from muonbook.ch05.provenance import with_origins
 
 NATIVE = "native reduce_scatter"
 
