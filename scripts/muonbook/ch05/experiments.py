@@ -14,7 +14,6 @@ from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from muonbook.ch05.provenance import with_origins
 
 NATIVE = "native reduce_scatter"
 
@@ -74,6 +73,32 @@ def bytes_written() -> int | None:
             return int(dict(line.split(":") for line in file)["wchar"])
     except OSError:
         return None
+
+
+# ---- Where values come from, measured ---------------------------------------------------------------------
+
+# A picture that colours every value by the rank it came from must not take a textbook's word for it.
+
+
+def with_origins(collective: Callable[[Any], Any], tensor: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """Return (values, origins) of `collective(tensor)` on this rank, as lists that fit into JSON.
+
+    collective: takes a tensor and returns what this rank holds afterwards; it must be linear (sums, means, copies), and
+        every rank of the group calls this with the same one. It runs 1 + `size` times the tensor's length times, and a
+        ledger counts them all.
+    tensor: 1-D, equally long on all ranks, of a floating dtype or wide enough integers; it is not changed.
+    rank, size: of the group. origins: of each value, the [rank, element] that are in it.
+    """
+    every = [[source, element] for source in range(size) for element in range(len(tensor))]
+
+    def mark(origin: list[int]) -> Any:
+        marked = tensor * 0
+        marked[origin[1]] = int(rank == origin[0])
+        return collective(marked)
+
+    values = collective(tensor.clone()).tolist()
+    marks = [mark(origin).tolist() for origin in every]
+    return values, [[origin for origin, at in zip(every, marks, strict=True) if at[n]] for n in range(len(values))]
 
 
 # ---- What rank 0 prints -----------------------------------------------------------------------------------
