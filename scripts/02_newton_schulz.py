@@ -41,12 +41,13 @@ def main():
     launch.chosen_job(arguments, TAKES)
     launch.check_range(arguments, rounds=(1, 1000))
     if arguments.svd:
-        run_job(arguments, "muonbook.ch02.speed:against_svd", (arguments.rounds,))
+        run_job(arguments, "muonbook.ch02.experiments:against_svd", (arguments.rounds,))
     if arguments.share:
-        run_job(arguments, "muonbook.ch02.speed:shares", (arguments.rounds,))
+        run_job(arguments, "muonbook.ch02.experiments:shares", (arguments.rounds,))
     if arguments.svd or arguments.share:
         return 0
-    return run_job(arguments, "muonbook.ch02.products:count", (shape_of(arguments.shape),))
+    shape = shape_of(arguments.shape)
+    return run_job(arguments, "muonbook.ch02.experiments:count", (shape,), report="report_products")
 
 
 if __name__ == "__main__":

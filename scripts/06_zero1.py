@@ -38,8 +38,8 @@ def main():
     check_json(arguments)
     recipe = recipe_of(arguments, optimizer="adamw").shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     if arguments.compare:
-        return run_job(arguments, "muonbook.ch06.data_parallel:compare", (recipe,), recipe)
-    return run_job(arguments, "muonbook.ch06.training:train", (recipe,), recipe, arguments.dp, arguments.threads)
+        return run_job(arguments, "muonbook.ch06.experiments:compare", (recipe,), recipe, report="report_variants")
+    return run_job(arguments, "muonbook.ch06.experiments:train", (recipe,), recipe, arguments.dp, arguments.threads)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main():
     recipe = recipe_of(arguments).check(1, arguments.tp)
     if arguments.small:
         return run_job(arguments, "muonbook.ch09.small_layers:run")
-    return run_job(arguments, "muonbook.ch09.training:train", (recipe,), recipe, arguments.tp, arguments.threads)
+    return run_job(arguments, "muonbook.ch09.experiments:train", (recipe,), recipe, arguments.tp, arguments.threads)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from distmuon.sharding.gradients import statistics_bytes
 from distmuon.sharding.layout import ParamSpec, plan
 from distmuon.sharding.ledger import ring_bytes
 from distmuon.verify import model_states
-from muonbook.ch06 import data_parallel, figures, small_puzzles
+from muonbook.ch06 import experiments, figures, small_puzzles
 
 PAGE = stored_pages.every_cell("06_zero1")
 WORKER = str(worlds.ROOT / "scripts" / "06_zero1.py")
@@ -41,7 +41,7 @@ def test_all_that_the_variants_keep_and_send_is_predicted(tmp_path: Path) -> Non
     assert (ending.code, ending.err) == (0, "")
     assert "counted = predicted to the byte: True." in ending.out
     table = {(line[:9].strip(), line[10:26].strip()): line[26:].split() for line in ending.out.splitlines()[2:-1]}
-    assert list(table) == list(data_parallel.VARIANTS)
+    assert list(table) == list(experiments.VARIANTS)
     assert table["float32", "DDP"] == ["4.00", "4.00", "0.00", "8.00", "16.00", "5.33"]
     assert table["bfloat16", "plain, masters"] == ["2.00", "4.00", "4.00", "8.00", "18.00", "5.33"]
     assert table["bfloat16", "ZeRO-1"] == ["2.00", "4.00", "1.33", "2.67", "10.00", "4.00"]

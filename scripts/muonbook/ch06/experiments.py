@@ -1,4 +1,4 @@
-"""Variants of data parallelism on one model: what a rank keeps and sends, counted and predicted.
+"""Chapter 6's experiments: ZeRO-1 AdamW, trained and certified, and variants of data parallelism on one model.
 
 DDP and FSDP2 are torch's own, ZeRO-1 is ours. Kept are bytes of storages that really exist, found by walking
 parameters, gradients and the optimizer's state; sent are those of the collectives that torch's dispatcher saw, by the
@@ -21,11 +21,62 @@ from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import ring_bytes
+from distmuon.verify.certificate import backward, synthetic_gradients
 from distmuon.verify.counter import CollectiveCounter
-from distmuon.verify.model_states import ModelStates, count, predict_replicas, predict_rows, predict_shards
+from distmuon.verify.model_states import KINDS, ModelStates, count, predict_replicas, predict_rows, predict_shards
 from distmuon.verify.prediction import predict_step
 from distmuon.verify.training import initial_parameters, network, optimizer_of, plan_run
+from muonbook import certified
+from muonbook.certified import CertifiedRun
 from muonbook.measure.baselines import Trainer, data_parallel, shard_by_rows
+
+# ---- ZeRO-1, certified ------------------------------------------------------------------------------------
+
+PURPOSES = {
+    ("reduce_scatter", "dp"): "gradients",
+    ("all_reduce", "world"): "gradient summary",
+    ("all_gather", "dp"): "parameters",
+    ("all_reduce", "dp"): "loss, to print",
+}
+SHOWN = [kind for kind in KINDS if kind not in ("momentum", "counters")]  # nothing is Muon; a few bytes
+
+
+def train(world: World, recipe: Recipe) -> tuple[CertifiedRun, list[ModelStates]] | None:
+    """Train under certificate; then take one step on made-up gradients, and count what every rank keeps."""
+    grid = Grid.of(world)
+    run = certified.train(world, recipe, grid)
+    problem = certified.on_digits(recipe, grid)
+    model, _, optimizer = problem.on_grid(grid)
+    backward(model, synthetic_gradients(problem, 0, grid.dp.rank))
+    optimizer.step()
+    states = world.gather(count(Trainer(model, [optimizer]).tensors()))
+    return None if run is None or states is None else (run, states)
+
+
+def report(found: tuple[CertifiedRun, list[ModelStates]], recipe: Recipe, dp: int, threads: int) -> tuple[bool, None]:
+    """Judge the run; print verdicts and bytes."""
+    run, states = found
+    verdict, layout = certified.judge(run, recipe, dp, 1, threads), plan_run(recipe, dp, 1)[0]
+    print(f"ZeRO-1 AdamW on {dp} DP ranks, {recipe.dtype}: loss {run.losses[0]:.2f} -> {run.losses[-1]:.2f}.")
+    print(f"Same gradients, sharded and in torch.optim.AdamW alone, bitwise equal: {verdict.exact}.")
+    print(f"Trained in float32, {verdict.measured}: {verdict.unrounded}.")
+    print(f"Every rank ends with the same parameters: {run.replicas_agree}.\n")
+    print("Bytes kept by" + "".join(f"{kind:>11}" for kind in SHOWN))
+    for number, rank in enumerate(states):
+        print(f"  DP rank {number}  " + "".join(f"{rank[kind]:>11,}" for kind in SHOWN))
+    title = f"DP rank 0 sends per step ({recipe.micro_batches // dp} micro-batches)"
+    print(f"\n{title:<44}calls     counted   predicted")
+    predicted = verdict.predicted[0].by_collective()
+    for (op, group), traffic in run.ledgers[0].by_collective().items():
+        calls, counted = traffic.calls // recipe.steps, traffic.sent_bytes // recipe.steps
+        foretold = predicted[op, group].sent_bytes // recipe.steps
+        print(f"  {op:<16}{group:<8}{PURPOSES[op, group]:<16}{calls:>7}{counted:>12,}{foretold:>12,}")
+    as_predicted = verdict.as_predicted and states == [predict_shards(layout, rank) for rank in range(dp)]
+    print(f"Every rank, kind and collective, counted = predicted: {as_predicted}.")
+    return verdict.exact and verdict.unrounded and run.replicas_agree and as_predicted, None
+
+
+# ---- What a variant keeps and sends ------------------------------------------------------------------------
 
 
 class Cost(NamedTuple):
@@ -35,7 +86,9 @@ class Cost(NamedTuple):
     sent: int
 
 
-# ---- The variants: each returns (counted, predicted) ------------------------------------------------------
+Costs = dict[tuple[str, str], tuple[Cost, Cost]]  # (dtype, variant) -> counted, predicted
+
+# ---- Variants: each returns (counted, predicted) ------------------------------------------------------
 
 
 def zero1(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
@@ -99,7 +152,7 @@ VARIANTS: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {
 }
 
 
-def compare(world: World, recipe: Recipe) -> list[dict[tuple[str, str], tuple[Cost, Cost]]] | None:
+def compare(world: World, recipe: Recipe) -> list[Costs] | None:
     """Train a little in each variant; return, on rank 0, what every rank counted, and what was predicted."""
     grid = Grid.of(world)
     return world.gather({
@@ -107,7 +160,7 @@ def compare(world: World, recipe: Recipe) -> list[dict[tuple[str, str], tuple[Co
     })  # fmt: skip
 
 
-def report(ranks: list[dict[tuple[str, str], tuple[Cost, Cost]]], recipe: Recipe) -> tuple[bool, list[dict[str, Any]]]:
+def report_variants(ranks: list[Costs], recipe: Recipe) -> tuple[bool, list[dict[str, Any]]]:
     """Print bytes per parameter of every variant; return whether all that was counted was predicted, and rank 0's."""
     parameters = sum(spec.numel for spec in plan_run(recipe, 1, 1)[0].specs)
     rows: list[dict[str, Any]] = []
