@@ -1,8 +1,7 @@
-"""Chapter 2: count the products of Newton–Schulz, and compare their time with what the processor can do at most.
+"""Chapter 2: count the products of Newton–Schulz, and compare its time with that of a decomposition.
 
 python scripts/02_newton_schulz.py --shape 256x64
 python scripts/02_newton_schulz.py --svd
-python scripts/02_newton_schulz.py --share --threads 2
 """
 
 from distmuon import launch
@@ -10,8 +9,7 @@ from muonbook import puzzles
 from muonbook.ch02 import puzzle as fewer_flops
 from muonbook.jobs import run_job
 
-TIMED = ("svd", "share", "rounds", "threads", "device")
-TAKES = {"": ("shape", "device"), "--svd": TIMED, "--share": TIMED}  # job -> its options
+TAKES = {"": ("shape", "device"), "--svd": ("threads", "device")}  # job -> its options
 
 
 def shape_of(text):
@@ -26,8 +24,6 @@ def parse():
     parser = launch.parser(__doc__)
     parser.add_argument("--shape", default="256x64", help="of the matrix to count for (default: %(default)s)")
     parser.add_argument("--svd", action="store_true", help="compare the time with a singular value decomposition")
-    parser.add_argument("--share", action="store_true", help="compare the time with bare products")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="pairs to time (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     parser.add_argument("--device", default="cpu", metavar=launch.choices(("cpu", "cuda")), help="where to run")
     puzzles.add_arguments(parser)
@@ -39,13 +35,8 @@ def main():
     if (code := puzzles.handle(arguments, fewer_flops.PUZZLE)) is not None:
         return code
     launch.chosen_job(arguments, TAKES)
-    launch.check_range(arguments, rounds=(1, 1000))
     if arguments.svd:
-        run_job(arguments, "muonbook.ch02.experiments:against_svd", (arguments.rounds,))
-    if arguments.share:
-        run_job(arguments, "muonbook.ch02.experiments:shares", (arguments.rounds,))
-    if arguments.svd or arguments.share:
-        return 0
+        return run_job(arguments, "muonbook.ch02.experiments:against_svd", report="report_svd")
     shape = shape_of(arguments.shape)
     return run_job(arguments, "muonbook.ch02.experiments:count", (shape,), report="report_products")
 

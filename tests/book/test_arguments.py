@@ -218,7 +218,7 @@ def test_no_number_that_cannot_be_is_accepted(monkeypatch: pytest.MonkeyPatch, n
     ("number", "line", "says"),
     [
         ("02", "--shape 99999999999x4", "--shape 99999999999x4: write rows x columns, each from 1 to 4096"),
-        ("02", "--share --threads 99999999999", "--threads 99999999999: a rank gets at most 1024; choose about one"),
+        ("02", "--svd --threads 99999999999", "--threads 99999999999: a rank gets at most 1024; choose about one"),
         ("04", "--ranks 999", "--ranks 999: must be from 1 to 256."),
         ("05", "--dp 1000000", "--dp 1000000 --tp 1: one machine gets at most 256 ranks; choose fewer, or start them"),
         ("07", f"--dp {HUGE}", f"--dp {HUGE} --tp 1: one machine gets at most 256 ranks"),

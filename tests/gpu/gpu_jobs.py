@@ -32,8 +32,7 @@ class Job(NamedTuple):
 
 JOBS = (
     Job("02_newton_schulz", "", "--shape 96x64", dp=0),
-    Job("02_newton_schulz", "--svd", "--svd --rounds 1", dp=0),
-    Job("02_newton_schulz", "--share", "--share --rounds 1", dp=0),
+    Job("02_newton_schulz", "--svd", "--svd", dp=0),
     Job("04_does_it_learn", "", "--task digits --quick --steps 5", dp=0),
     Job("05_processes_and_collectives", "--show collectives", "--show collectives", alone=False),
     Job("05_processes_and_collectives", "--show groups", "--show groups", tp=2, alone=False),

@@ -37,14 +37,10 @@ def test_untransposed_takes_what_the_formula_says_with_the_sides_exchanged() -> 
     assert re.search(rf"transposed +{expected:,}   \({expected / flops((30, 10)):.2f} times", out)
 
 
-def test_ratios_are_printed_and_no_times() -> None:
-    ending = worlds.perform(WORKER, "--svd", "--share", "--rounds", "1")
+def test_a_ratio_is_printed_and_no_times() -> None:
+    ending = worlds.perform(WORKER, "--svd")
     assert (ending.code, ending.err) == (0, "")
     assert re.search(r"^a 512 x 512 matrix: an SVD takes \d+\.\d times as long", ending.out)
-    shares = re.findall(r"^512 x \d+ +(\d+)% +(\d+)%$", ending.out, re.MULTILINE)
-    assert len(shares) == 2
-    assert all(int(share) > 0 for row in shares for share in row)
-    assert re.search(r"^32 matrices of 64 x 128: one by one, \d+\.\d times as long", ending.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def test_ratios_are_printed_and_no_times() -> None:
     [
         (["--shape", "256"], "write rows x columns"),
         (["--shape", "0x8"], "each from 1 to 4096"),
-        (["--share", "--device", "tpu"], "--device tpu is unknown"),
+        (["--svd", "--device", "tpu"], "--device tpu is unknown"),
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
