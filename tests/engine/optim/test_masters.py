@@ -14,7 +14,7 @@ from helpers_math import gaussian, message
 from torch import nn
 
 from distmuon import DistributedMuon, Grid, Metrics, Muon, MuonW, QKClip, checkpoint
-from distmuon.extras.qk_clip.heads import AttentionHeads
+from distmuon.extras.qk_clip import AttentionHeads
 from distmuon.optim.adamw import adamw_
 from distmuon.optim.masters import MasterWeights
 from distmuon.optim.muon import apply_, decay_, momentum_, orthogonalize, scale
