@@ -39,6 +39,7 @@ MOMENTS = {  # kinds that come and go, by when they are there: an update begins 
     "update": ("while stepping",),
 }
 KEPT = ("parameters", "gradients", "master weights", "optimizer state")
+GATHERS = "FSDP2's gathers (dp)"
 HELD = (*KEPT, *(kind for kinds in MOMENTS.values() for kind in kinds))
 
 
@@ -97,10 +98,13 @@ class StagePlan:
     """One pipeline stage, or several that hold the same: its parts laid out, and what its ranks hold and do.
 
     Arrays are over the ranks of a stage, [D, T]: what dense weights and what experts ask of a rank is added up.
+    parts: where they are laid out already, as the property of that name has them.
     """
 
-    def __init__(self, setting: WorldSetting, weights: StageWeights) -> None:
+    def __init__(self, setting: WorldSetting, weights: StageWeights, parts: dict[str, Part] | None = None) -> None:
         self.setting, self.weights, degrees = setting, weights, setting.degrees
+        if parts is not None:
+            self.parts = parts
         self.activations = StageActivations(
             setting.shape, weights, degrees, setting.recompute, setting.sequence_parallel
         )
@@ -199,7 +203,7 @@ class StagePlan:
             for part in self.parts.values()
             if isinstance(part, FsdpPart) and part.dp > 1
         ]
-        return found | ({"FSDP2's gathers (dp)": sum(gathers)} if gathers else {})
+        return found | ({GATHERS: sum(gathers)} if gathers else {})
 
     def update_seconds(self) -> dict[str, float]:
         """Return seconds of the update, part by part, dense weights and experts together."""
@@ -321,10 +325,6 @@ class WorldPlan:
     @property
     def step_seconds(self) -> float:
         return sum(self.seconds.values())
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.setting.tokens / self.step_seconds
 
     @property
     def model_flops_share(self) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from distmuon import launch
 from distmuon.optim.newton_schulz import flops
 from muonbook.ch15 import experiments, regimes, timed_steps
 from muonbook.ch15.contenders import contender
-from muonbook.ch15.worlds.verdicts import rows, with_a_square
+from muonbook.ch15.survey import rows, with_a_square
 from muonbook.measure import results
 from muonbook.measure.baselines import BASELINES
 from muonbook.measure.muon_variants import MUON_VARIANTS
@@ -61,12 +59,6 @@ def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words
     ending = worlds.answer(WORKER, *arguments)
     assert ending.code == 2
     assert words in ending.err
-
-
-def test_worlds_are_planned_without_a_process(tmp_path: Path) -> None:
-    ending = worlds.finish(WORKER, "--worlds", "--quick", "--json", str(tmp_path / "new" / "worlds.json"))
-    assert (ending.code, ending.err) == (0, "")
-    assert json.loads((tmp_path / "new" / "worlds.json").read_text())["cells"]
 
 
 # ---- Measuring --------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ import pytest
 
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
-from muonbook.ch15.worlds.planned_steps import TimedWorld
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices import search
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
@@ -92,20 +90,6 @@ def test_activations_are_gone_when_an_update_begins() -> None:
         kept = sum(plan.held[kind] for kind in KEPT)
         assert plan.fullest[2] == pytest.approx(kept + plan.held[there])
         assert sum(plan.held_at_worst.values()) == pytest.approx(plan.fullest[2])
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_world_without_stages_takes_what_chapter_15_says(name: str) -> None:
-    shape, algorithm = MODELS["gpt2"], ALGORITHMS[name]
-    step = TimedWorld.of(shape, 16, 2, algorithm).step(FABRICS["nvlink_infiniband"], 1 << 20)
-    how = (algorithm.optimizer, algorithm.strategy, algorithm.rule)
-    plan = WorldPlan(WorldSetting(shape, Degrees(16, 2), *how, tokens=1 << 20, recompute=True))
-    found = plan.seconds
-    for part in (part for part, took in step.update.items() if took):
-        assert found[part] == step.update[part]
-    assert found["forward, backward"] == pytest.approx(step.computation)
-    assert found["activations (tp)"] == pytest.approx(step.activations)
-    assert plan.step_seconds == pytest.approx(step.muon)
 
 
 def test_the_bubble_is_that_of_1f1b() -> None:

@@ -52,7 +52,7 @@ def states(world: PlannedWorld, muon: bool = True) -> dict[str, np.ndarray]:
 
 def sent(world: PlannedWorld, muon: bool = True) -> dict[Move, np.ndarray]:
     """Return {move: int64 bytes that every rank sends in a step}, [D], or [D x T] where TP ranks of a row differ."""
-    loads = world.rank_loads()[1] if muon else [0] * world.dp
+    loads = world.rank_loads()[1] if muon else np.zeros(world.dp, np.int64)
     alike = world.tp if len(loads) > world.dp else 1
     gradients, parameters = np.zeros(world.dp, np.int64), np.zeros(world.dp, np.int64)
     for bucket in world.layout.buckets:
@@ -64,8 +64,7 @@ def sent(world: PlannedWorld, muon: bool = True) -> dict[Move, np.ndarray]:
     everybody = ring_bytes("all_reduce", statistics_bytes(len(world.layout.specs)), ranks)
     columns = (gradients, np.full(world.dp, everybody, np.int64), momentum, parameters)
     outer = [np.repeat(column, alike) for column in columns]
-    tp = np.array(loads, np.int64)
-    return dict(zip(MOVES, (outer[0], outer[1], outer[2], tp, outer[3]), strict=True))
+    return dict(zip(MOVES, (outer[0], outer[1], outer[2], loads, outer[3]), strict=True))
 
 
 def by_group(moves: Mapping[Move, np.ndarray]) -> dict[str, np.ndarray]:
@@ -116,7 +115,7 @@ class Zero1Part:
 
     def flops(self) -> np.ndarray:
         """Return what Newton–Schulz costs every rank."""
-        return np.array(self.world.rank_loads()[2] if self.muon else [0] * self.world.dp, np.float64)
+        return self.world.rank_loads()[2].astype(np.float64) if self.muon else np.zeros(self.world.dp)
 
     @cached_property
     def update_bytes(self) -> int:
