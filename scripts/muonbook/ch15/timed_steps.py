@@ -7,18 +7,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from distmuon.launch import World
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.ledger import Ledger
-from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch15.contenders import contender, trainer_without_communication
 from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import BASELINES, Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
-from muonbook.planner.cost_model import collectives_of, exchanged_bytes, hops
+from muonbook.planner.cost_model import demand
+from muonbook.planner.measured.timed_worlds import timed
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 MICRO_BATCH = 512  # tokens of one forward and backward pass; larger batches accumulate
@@ -62,47 +60,42 @@ def _shares(
 
 
 def time_steps(
+    world: World,
+    workload: Workload,
+    variants: Mapping[str, tuple[str, int]],
+    rounds: int,
+    bare: bool,
+    grids: Sequence[tuple[int, int]] | None = None,
+) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
+    """Let the variants take training steps in turn for `rounds` rounds, on one grid of these ranks after the other.
+
+    variants: name -> (contender, bucket size in elements, for ours that are not flat). grids: (dp, tp); None: the
+    world's own.
+    Return per grid and variant what `timed` does, the "predicted_bytes", and its `demand`. bare: time each also without
+    communication, as "computation_seconds".
+    """
+    own = ((world.dp, world.tp),)
+    return {
+        (dp, tp): _on_grid(replace(world, dp=dp, tp=tp), workload, variants, rounds, bare) for dp, tp in grids or own
+    }
+
+
+def _on_grid(
     world: World, workload: Workload, variants: Mapping[str, tuple[str, int]], rounds: int, bare: bool
 ) -> dict[str, dict[str, Any]]:
-    """Let the variants take training steps in turn for `rounds` rounds, after one of each that makes state and buckets.
-
-    variants: name -> (contender, bucket size in elements, for ours that are not flat).
-    Return per variant this rank's "seconds" of every step, its "sent_bytes" per step as torch's dispatcher counted
-    them, the "predicted_bytes", and its `demand`. bare: time each also without communication, as "computation_seconds".
-    """
     grid = Grid.of(world)
-    corpus, sizes = pixels(grid, workload.context), {"dp": world.dp, "tp": world.tp, "world": world.size}
-    trainers: dict[tuple[str, str], Trainer] = {}
-    found: dict[str, dict[str, Any]] = {}
+    sizes = {"dp": world.dp, "tp": world.tp, "world": world.size}
+    trainers: dict[str, Trainer] = {}
+    asked: dict[str, dict[str, Any]] = {}
     for name, (of, bucket_size) in variants.items():
-        timed, its = contender(of), replace(workload, bucket_size=bucket_size)
-        trainers[name, "seconds"] = timed.make(its, grid)
+        variant, its = contender(of), replace(workload, bucket_size=bucket_size)
+        trainers[name] = variant.make(its, grid)
         if bare:
-            trainers[name, "computation_seconds"] = trainer_without_communication(of, its, grid)
-        ledger = timed.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
-        found[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes)}
-    data = batches(workload, corpus, world.dp, grid.dp.rank)
-    batch = next(data)
-    for (name, key), trainer in trainers.items():
-        with CollectiveCounter() as counter:
-            trainer.step(batch)
-        if key == "seconds":
-            found[name]["sent_bytes"] = counter.ledger.total().sent_bytes
-    acts = {" ".join(label): partial(trainer.step, batch) for label, trainer in trainers.items()}
-    seconds = interleaved_timing.take_turns(acts, rounds, warm_up=0, before=lambda _: dist.barrier())
-    for name, key in trainers:
-        found[name][key] = seconds[f"{name} {key}"]
-    return found
-
-
-def demand(ledger: Ledger, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return what a predicted step asks of the link, per rank: messages one after the other, and bytes by pattern.
-
-    sizes: ranks of "dp", "tp" and "world". "exchange_bytes" go straight to others, "ring_bytes" around a ring.
-    """
-    exchanged = exchanged_bytes(ledger)
-    return {
-        "messages": sum(row.calls * hops(row.op, row.group_size) for row in collectives_of(ledger, sizes)),
-        "ring_bytes": ledger.total().sent_bytes - exchanged,
-        "exchange_bytes": exchanged,
-    }
+            trainers[f"{name}, bare"] = trainer_without_communication(of, its, grid)
+        ledger = variant.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
+        asked[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes)}
+    batch = next(batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank))
+    found = timed(trainers, batch, rounds)
+    for name in variants if bare else ():
+        asked[name]["computation_seconds"] = found[f"{name}, bare"]["seconds"]
+    return {name: asked[name] | found[name] for name in variants}

@@ -1,4 +1,4 @@
-"""Planned worlds in which a matrix has one owner: the strategies `owner` and `blockwise`, on every rank of the grid.
+"""Planned worlds in which a matrix has one owner, the strategy `owner`, on every rank of the grid.
 
 The map cuts no matrix, so DP ranks hold unequal parts of a padded bucket, and the TP ranks of a row do unequal work:
 what differs from rank to rank is added up, matrix by matrix.
@@ -31,28 +31,26 @@ from muonbook.planner.planned_worlds import (
 
 @dataclass(frozen=True)
 class OwnedWorld(PlannedWorld):
-    """A planned world whose strategy is "owner" or "blockwise": a row, a DP rank with all its TP ranks, has a matrix
-    whole, and of `owner` one of them orthogonalizes it."""
+    """A planned world whose strategy is "owner": a row, a DP rank with all its TP ranks, holds all of a matrix, and one
+    of them orthogonalizes it."""
 
     has_owners: ClassVar[bool] = True
 
     @cached_property
     def owner_of(self) -> dict[int, Owner]:
-        """Who orthogonalizes each matrix of `owner`."""
+        """Who orthogonalizes each matrix."""
         return assign_owners(self.layout, self.muon, self.tp)
 
-    def _ranks(self, row: Matrix) -> slice:
-        """Return who orthogonalizes a matrix, or a block of it, among all D x T ranks."""
-        first = self.tp * row.owners.start
-        if self.strategy == "blockwise":
-            return slice(first, first + self.tp)
+    def _rank(self, row: Matrix) -> slice:
+        """Return who orthogonalizes a matrix, among all D x T ranks."""
         owner = self.owner_of[row.place].tp
         assert owner is not None, "planned matrices are whole ones"
-        return slice(first + owner, first + owner + 1)
+        rank = self.tp * row.owners.start + owner
+        return slice(rank, rank + 1)
 
     def _load(self, spec: ParamSpec) -> Load:
         """Return what a matrix costs who orthogonalizes it; what is sent for it differs from rank to rank of a row."""
-        return Load(0, 0, work(spec.local_parts if self.strategy == "blockwise" else spec.whole_parts(self.tp)))
+        return Load(0, 0, work(spec.whole_parts(self.tp)))
 
     @cached_property
     def loads(self) -> list[np.ndarray]:
@@ -61,9 +59,9 @@ class OwnedWorld(PlannedWorld):
         for _, rows in self.matrices:
             calls, sent, operations = columns = np.zeros((len(Load._fields), self.dp * self.tp), np.int64)
             for row in rows:
-                mine = self._ranks(row)
+                mine = self._rank(row)
                 operations[mine] += row.load.flops
-                if self.strategy == "blockwise" or self.tp == 1:
+                if self.tp == 1:
                     continue
                 everybody = slice(self.tp * row.owners.start, self.tp * (row.owners.start + 1))
                 sent[mine] += MOMENTUM_BYTES * (self.tp - 1) * row.numel
@@ -86,14 +84,13 @@ class OwnedWorld(PlannedWorld):
 
     @property
     def transient_bytes(self) -> int:
-        worst, blocks = 0, self.strategy == "blockwise"
+        worst, specs = 0, self.layout.specs
         for bucket, rows in self.matrices:
             sizes = PlannedRank(self.layout, self.muon).momentum_bytes(bucket)
             own = np.zeros(self.dp, np.int64)
             for row in rows:
                 own[row.slice] += row.numel
-            specs = self.layout.specs
-            parts = ((self._ranks(row), WholeMatrices.of_one(specs[row.place], self.tp, blocks)) for row in rows)
+            parts = ((self._rank(row), WholeMatrices.of_one(specs[row.place], self.tp)) for row in rows)
             columns = np.stack([np.repeat(own, self.tp), *whole_sizes(self.dp * self.tp, parts)])
             for mine, *whole in undominated(columns):
                 worst = max(worst, owner_bound(mine, WholeMatrices(*whole), sizes, COMPUTE_BYTES))
@@ -106,7 +103,6 @@ KINDS: dict[str, type[PlannedWorld]] = {
     "gather_all": PlannedWorld,
     "gather_cut": PlannedWorld,
     "owner": OwnedWorld,
-    "blockwise": OwnedWorld,
 }
 
 

@@ -1,7 +1,6 @@
 """Planned worlds are planned as runs are: same layouts, same bytes, every rank; and the arithmetic on them is exact."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -12,8 +11,7 @@ import torch.distributed as dist
 from distmuon.launch import World
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.param_groups import groups_for, split_parameters
-from distmuon.sharding.buffers import specs_of
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT
 from distmuon.sharding.ledger import Ledger
@@ -120,45 +118,32 @@ def test_redundancy_is_one_on_one_rank_and_all_ranks_where_a_bucket_holds_one_ma
 # A step of the real optimizer, on one rank of a large world whose collectives do nothing
 
 
-@pytest.fixture
-def fake_world() -> Iterator[None]:
-    yield
-    dist.destroy_process_group()
+JOB = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
 
 
-def test_the_optimizer_sends_what_is_planned(fake_world: None) -> None:
-    dp, tp, rank = 128, 8, 777
+def fake_step(strategy: str, dp: int, tp: int, rank: int) -> tuple[Grid, DistributedMuon, Ledger]:
+    """Let one rank of a world with NCCL take a step of a small model; return also what torch's dispatcher counted."""
     fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=dp * tp)
-    native = World(rank, dp * tp, dp, tp, "nccl", "cpu", timeout=60.0, threads=1, started=0.0)
-    grid = Grid.of(native)
-    job = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
-    model = job.model(grid.tp)
-    optimizer = DistributedMuon(split_parameters(model), grid, bucket_size=job.bucket_size)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    grid.ledger.clear()
-    optimizer.step()
-    layout, muon, _ = job.plan(dp, tp)
+    try:
+        grid = Grid.of(World(rank, dp * tp, dp, tp, "nccl", "cpu", timeout=60.0, threads=1, started=0.0))
+        model = JOB.model(grid.tp)
+        optimizer = DistributedMuon(split_parameters(model), grid, strategy=strategy, bucket_size=JOB.bucket_size)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        grid.ledger.clear()
+        with CollectiveCounter() as counter:
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()
+    return grid, optimizer, counter.ledger
+
+
+def test_the_optimizer_sends_what_is_planned() -> None:
+    dp, tp = 128, 8
+    grid, *_ = fake_step("gather_all", dp, tp, rank=777)
+    layout, muon, _ = JOB.plan(dp, tp)
     assert grid.ledger == predict_step(layout, tp, grid.dp.rank, muon)
-
-
-def counted_step(strategy: str, rank: int, dp: int) -> tuple[PlannedWorld, Ledger]:
-    """Return a small model's plan, and what a rank's step calls where NCCL would be the backend."""
-    fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=dp)
-    grid = Grid.of(World(rank, dp, dp, 1, "nccl", "cpu", timeout=60.0, threads=1, started=0.0))
-    job = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
-    model = job.model(grid.tp)
-    optimizer = DistributedMuon(split_parameters(model), grid, strategy=strategy, bucket_size=job.bucket_size)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    with CollectiveCounter() as counter:
-        optimizer.step()
-    dist.destroy_process_group()
-    specs = specs_of([pair for group in groups_for(model, "muon") for pair in group["params"]])
-    muon = job.plan(dp, 1)[1]
-    return plan_part(specs, muon, dp, 1, job.bucket_size, strategy), counter.ledger
 
 
 @pytest.mark.parametrize("strategy", KINDS)
@@ -167,12 +152,13 @@ def test_a_plan_charges_what_the_step_calls_over_dp(strategy: str) -> None:
 
     On NCCL nothing goes straight from every rank to every other but what a shard boundary cuts."""
     dp = 4
-    steps = [counted_step(strategy, rank, dp) for rank in range(dp)]
-    world = steps[0][0]
-    counted = [ledger.total(group="dp").sent_bytes for _, ledger in steps]
+    steps = [fake_step(strategy, dp, 1, rank) for rank in range(dp)]
+    ledgers, optimizer = [ledger for *_, ledger in steps], steps[0][1]
+    world = plan_part(optimizer.buffers.layout.specs, list(optimizer.muon), dp, 1, JOB.bucket_size, strategy)
+    counted = [ledger.total(group="dp").sent_bytes for ledger in ledgers]
     charged = sum(each.sent_bytes for each in chain(*outer_messages(world).values()) if each.link == "dp")
     assert max(counted) <= charged <= sum(counted)  # of each bucket its slowest rank
-    called = {op for _, ledger in steps for op, group in ledger.by_collective() if group == "dp"}
+    called = {op for ledger in ledgers for op, group in ledger.by_collective() if group == "dp"}
     assert called == {"reduce_scatter", "all_gather"} | ({"all_to_all"} if strategy == "gather_cut" else set())
     if world.has_owners:
         assert counted == [charged] * dp
