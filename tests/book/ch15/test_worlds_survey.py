@@ -21,7 +21,6 @@ from muonbook.ch15.survey import (
     laid_out,
     layouts_of,
     moonlight,
-    near_one,
     of_algorithm,
     rows,
     square_cost,
@@ -200,11 +199,3 @@ def test_a_verdict_counts_cells_with_a_choice_and_a_square() -> None:
     assert said["most_tp_wins_communication"] == 0.6667
     assert (said["square_possible"], said["square_worlds"], said["square_cost_median"]) == (3, 1, 0.5)
     assert said["square_wins_communication_then"] == 0.3333
-
-
-def test_near_one_has_the_ends_of_both_layouts() -> None:
-    row = {"algorithm": "flat_cut", "over_zero1": 1.01, "repeats": 2.0}
-    said = near_one([row, row | {"over_zero1": 1.02}, {"algorithm": "bucketed", "over_zero1": 1.3, "repeats": 9.0}])
-    assert (said["flat_cut_least"], said["flat_cut_most"]) == (1.01, 1.02)
-    assert said["bucketed_least"] == said["bucketed_most"] == 1.3
-    assert said["redundancy_most"] == 2

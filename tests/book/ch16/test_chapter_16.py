@@ -39,7 +39,7 @@ def test_every_way_costs_no_more_than_the_one_before(grid: str) -> None:
     assert flat[3] > buckets[3]
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (3, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("dp", "tp"), [(3, 1), (1, 2)])
 def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) -> None:
     ranks = launch.run(experiments.take_steps, dp=dp, tp=tp)[0]
     assert len(ranks) == dp * tp
@@ -50,7 +50,8 @@ def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) 
 
 
 def test_a_wrong_count_is_not_as_predicted() -> None:
-    ranks = launch.run(experiments.take_steps)[0]
+    ranks = launch.run(experiments.take_steps)[0]  # one process sends nothing
+    assert experiments.lines(ranks)[-1].endswith("True.")
     ranks[0][experiments.ADAMW] = ranks[0][experiments.ADAMW]._replace(as_predicted=False)
     assert not experiments.all_as_predicted(ranks)
     assert experiments.lines(ranks)[-1].endswith("False.")
