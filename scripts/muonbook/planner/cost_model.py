@@ -104,7 +104,7 @@ def demand(ledger: Ledger, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return what a step asks of the link, per rank: messages one after the other, and bytes by pattern.
 
     sizes: ranks of every group. "exchange_bytes" go straight to others, as the book's engine does reduce-scatters and
-    all-to-alls on gloo, "ring_bytes" around a ring. (On NCCL, which `step_parts` plans, reduce-scatters are rings.)
+    all-to-alls on gloo, "ring_bytes" around a ring. (On NCCL, which `every_rank` plans, reduce-scatters are rings.)
     """
     exchanged = sum(ledger.total(op=op).sent_bytes for op in ("reduce_scatter", "all_to_all"))
     return {

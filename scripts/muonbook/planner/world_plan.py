@@ -26,10 +26,9 @@ from muonbook.planner.algorithms import Algorithm, Part
 from muonbook.planner.cost_model import hops
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
-from muonbook.planner.parts.activations import StageActivations
+from muonbook.planner.parts.activations import ACTIVATION_BYTES, StageActivations
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
-from muonbook.planner.parts.step_parts import ACTIVATION_BYTES
 from muonbook.planner.stages import Degrees, StageWeights, bubble_share, check_degrees, stages
 
 OPTIMIZERS = ("adamw", "muon", "muonw")

@@ -47,7 +47,7 @@ def test_states_are_those_of_every_rank(part: PlannedWorld, muon: bool) -> None:
 
 @pytest.mark.parametrize("muon", [True, False])
 def test_bytes_are_those_of_every_rank(part: PlannedWorld, muon: bool) -> None:
-    moves = every_rank.sent(part, muon)
+    moves = every_rank.Zero1Part(part, muon).sent()
     for group, column in every_rank.by_group(moves).items():
         for place, (dp, tp) in enumerate(ranks(part)):
             alone = predict_step(part.layout, part.tp, dp, part.muon if muon else (), part.strategy, tp_rank=tp)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from muonbook.planner.cost_model import collectives_of, step_seconds
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import KINDS, plan_part
-from muonbook.planner.parts.step_parts import outer_messages
+from muonbook.planner.parts.every_rank import outer_messages
 from muonbook.planner.planned_worlds import Load, PlannedWorld, grids
 
 SMALL = [("gpt2", 24, 1, 10**7), ("llama3_8b", 64, 8, 25_000_000), ("moonlight", 4, 2, 10**8)]
@@ -148,7 +147,7 @@ def test_the_optimizer_sends_what_is_planned() -> None:
 
 @pytest.mark.parametrize("strategy", KINDS)
 def test_a_plan_charges_what_the_step_calls_over_dp(strategy: str) -> None:
-    """Against torch's dispatcher; `gather_cut`'s all-to-all between neighbours is charged as a ring: see `step_parts`.
+    """Against torch's dispatcher; `gather_cut`'s all-to-all between neighbours is charged as a ring: see `every_rank`.
 
     On NCCL nothing goes straight from every rank to every other but what a shard boundary cuts."""
     dp = 4
@@ -156,7 +155,7 @@ def test_a_plan_charges_what_the_step_calls_over_dp(strategy: str) -> None:
     ledgers, optimizer = [ledger for *_, ledger in steps], steps[0][1]
     world = plan_part(optimizer.buffers.layout.specs, list(optimizer.muon), dp, 1, JOB.bucket_size, strategy)
     counted = [ledger.total(group="dp").sent_bytes for ledger in ledgers]
-    charged = sum(each.sent_bytes for each in chain(*outer_messages(world).values()) if each.link == "dp")
+    charged = sum(each.sent_bytes for each in outer_messages(world).values() if each.link == "dp")
     assert max(counted) <= charged <= sum(counted)  # of each bucket its slowest rank
     called = {op for ledger in ledgers for op, group in ledger.by_collective() if group == "dp"}
     assert called == {"reduce_scatter", "all_gather"} | ({"all_to_all"} if strategy == "gather_cut" else set())
