@@ -1,19 +1,27 @@
-"""What the ranks of chapter 15's worlds do: variants of the baselines take steps in turn, on the clock."""
+"""What the ranks of chapter 15's worlds do: AdamW on DDP and ZeRO-1, and Muon by algorithm, take steps on the clock.
+
+Each of them also does without communication: every collective returns at once, with this rank's own bytes in the
+others' places. What is left is the computation of a rank, copies included, while the other ranks compute on the same
+cores. Its numbers mean nothing, and stay finite.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from distmuon.launch import World
+from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from muonbook.ch15.contenders import contender, trainer_without_communication
+from distmuon.sharding.ledger import Ledger
 from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import BASELINES, Trainer
+from muonbook.measure.muon_variants import MUON_VARIANTS, Place
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
 from muonbook.planner.cost_model import demand
 from muonbook.planner.measured.timed_worlds import timed
@@ -99,3 +107,82 @@ def _on_grid(
     for name in variants if bare else ():
         asked[name]["computation_seconds"] = found[f"{name}, bare"]["seconds"]
     return {name: asked[name] | found[name] for name in variants}
+
+
+# ---- Who is timed ----
+
+
+class TimedContender(NamedTuple):
+    """One way to train.
+
+    make: (workload, grid) -> Trainer; collective. predict: (workload, dp, tp, place) -> Ledger of one step with one
+    micro-batch. ddp_alone: sends what DDP sends, and nothing else.
+    """
+
+    make: Callable[[Workload, Grid], Trainer]
+    predict: Callable[[Workload, int, int, Place], Ledger]
+    ddp_alone: bool = False
+
+
+def contender(name: str) -> TimedContender:
+    """Return one by its name in MUON_VARIANTS or, of those that send what can be predicted, in BASELINES."""
+    if name in MUON_VARIANTS:
+        algorithm = MUON_VARIANTS[name]
+        return TimedContender(algorithm.make, algorithm.predict)
+    baseline = BASELINES[name]
+    return TimedContender(baseline.make_whole, baseline.predict_at, baseline.ddp_alone)
+
+
+# ---- Without communication ----
+
+
+@dataclass
+class GroupWithoutCommunication(Group):
+    """A group of `size` ranks that receive nothing from each other.
+
+    Shapes and sums are those of Group; nothing is sent.
+    """
+
+    def all_gather(
+        self,
+        shard: Tensor,
+        label: str,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        out = shard.new_empty(self.size * shard.numel()) if out is None else out
+        for part in out.chunk(self.size):
+            part.copy_(shard)
+        return out
+
+    def all_reduce(self, tensor: Tensor, label: str, op: Any = None) -> Tensor:
+        return tensor
+
+    def broadcast(self, tensor: Tensor, label: str) -> Tensor:
+        return tensor
+
+    def _exchange(
+        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
+    ) -> Tensor:
+        if coming is None:
+            return parcels
+        received = parcels.new_zeros(sum(coming))
+        fitting = min(len(received), len(parcels))
+        received[:fitting].copy_(parcels[:fitting])
+        return received
+
+    def _record(self, op: str, payload: Tensor, label: str, sent: int | None = None) -> None:
+        pass
+
+
+def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> Trainer:
+    """Return the contender `name` on a grid of the same shape that is silent over DP; T must be 1.
+
+    What torch's DDP adds to a step is its all-reduce: without communication, it is the bare model.
+    """
+    if grid.tp.size != 1:
+        raise ValueError(f"T is {grid.tp.size}; only DP falls silent, so take T = 1.")
+    silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
+    timed = contender(name)
+    dp = Group("dp") if timed.ddp_alone else silent
+    world = GroupWithoutCommunication("world", grid.world.size, grid.world.rank)
+    return timed.make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger))

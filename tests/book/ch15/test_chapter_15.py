@@ -14,7 +14,6 @@ import worlds
 from distmuon import launch
 from distmuon.optim.newton_schulz import flops
 from muonbook.ch15 import experiments, regimes, timed_steps
-from muonbook.ch15.contenders import contender
 from muonbook.ch15.survey import rows, with_a_square
 from muonbook.measure import results
 from muonbook.measure.workload import TIMED
@@ -79,7 +78,7 @@ def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -
 
 
 def demand(variant: regimes.Variant) -> dict[str, int]:
-    workload, timed = replace(regimes.LINKED, bucket_size=variant.bucket_size), contender(variant.contender)
+    workload, timed = replace(regimes.LINKED, bucket_size=variant.bucket_size), timed_steps.contender(variant.contender)
     ledger = timed.predict(workload, regimes.RANKS, 1, (0, 0))
     return cost_model.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS})
 

@@ -7,7 +7,7 @@ import torch
 
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch15.contenders import GroupWithoutCommunication, trainer_without_communication
+from muonbook.ch15.timed_steps import GroupWithoutCommunication, trainer_without_communication
 from muonbook.measure.workload import SHAPES
 from muonbook.planner.cost_model import Collective, LinkCost, collective_seconds, collectives_of, hops, step_seconds
 

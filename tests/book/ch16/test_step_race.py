@@ -14,7 +14,7 @@ import worlds
 from distmuon import launch
 from distmuon.sharding.grid import Grid
 from muonbook import peers
-from muonbook.ch16.race import four_ranks, tables, training_step
+from muonbook.ch16.race import four_ranks, tables
 from muonbook.measure import results
 from muonbook.measure.workload import SHAPES
 
@@ -26,7 +26,6 @@ FOLDER = os.environ.get("PEERS")
     ("arguments", "words"),
     [
         (["--measure"], "add --json FILE"),
-        (["--quick"], "--quick does nothing"),
         (["--measure", "--json", "x.json", "--peers", "/nowhere"], "--peers /nowhere: there is no such folder"),
     ],
 )
@@ -64,7 +63,7 @@ def test_a_race_has_a_ratio_for_everybody() -> None:
 
 
 def test_training_steps_are_compared_with_zero1() -> None:
-    rows = launch.run(training_step.compare, ((1, 2), 2, SHAPES["odd"]), dp=2)[0]
+    rows = launch.run(four_ranks.compare_training_steps, ((1, 2), 2, SHAPES["odd"]), dp=2)[0]
     assert [row["tokens"] for row in rows] == [96, 192]
     for row in rows:
         assert all(row[name]["ratio"]["median"] > 0 for name in tables.TRAINED.values())

@@ -61,7 +61,7 @@ def test_a_plan_is_told_in_thirty_lines_and_written(tmp_path: Path) -> None:
         "--model llama2_7b --dp 8 --optimizer adamw",
         "--model llama2_7b --dp 8 --strategy gather_all --buckets megatron",
         "--model llama2_7b --dp 8 --tp 2 --strategy gather_cut --buckets flat --device a100",
-        "--model kimi_k2 --dp 128 --tp 8 --pp 8 --ep 64 --optimizer muonw --fabric nvlink_ethernet",
+        "--model moonlight --dp 16 --tp 2 --ep 16 --optimizer muonw --fabric nvlink_ethernet",
         "--model llama3_70b --dp 16 --tp 8 --pp 4 --recompute --sequence-parallel",
     ],
 )

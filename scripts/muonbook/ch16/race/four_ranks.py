@@ -1,4 +1,5 @@
-"""The race: ours, torch.optim.Muon and others take the same step in turns, and so do its bare matrix products.
+"""What ranks do in the race: ours, torch.optim.Muon and others take the same step in turns, and so do its bare matrix
+products; and whole training steps of ours, with one owner per matrix or not, over ZeRO-1 AdamW's.
 
 Gradients are reduced already, and are where each entrant wants them: what is timed is the optimizer alone, from the
 momentum to new parameters and, where they are published, to all of them on every rank. The matrices are those of four
@@ -22,10 +23,13 @@ from distmuon.optim.coefficients import MUON
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.fast_paths import fast_dtype, has_matrix_unit
 from distmuon.optim.newton_schulz import flops
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_parallel import mark
 from muonbook.measure import interleaved_timing, results
+from muonbook.measure.baselines import Trainer, make_muon, make_zero1, sliced_model
+from muonbook.measure.workload import TIMED, Workload, batches, pixels
 from muonbook.peers import make_importable
 
 LR, DECAY, MOMENTUM, STEPS = 0.02, 0.1, 0.95, 5
@@ -240,3 +244,47 @@ def meet(grid: Grid) -> None:
     """Wait for all ranks."""
     if grid.world.size > 1:
         dist.barrier()
+
+
+# ---- Whole training steps -------------------------------------------------------------------------------------
+
+
+def make_owner(workload: Workload, grid: Grid, publish: str = "parameters") -> Trainer:
+    """Return the trainer that differs from the baseline "muon" in its strategy alone, and in what is sent back."""
+    model = sliced_model(workload, grid)
+    options = workload.hyperparameters | {"bucket_size": workload.bucket_size}
+    optimizer = DistributedMuon(groups_for(model, "muon"), grid, strategy="owner", publish=publish, **options)
+    return Trainer(model, [optimizer])
+
+
+MAKE: dict[str, Callable[[Workload, Grid], Trainer]] = {
+    "zero1": make_zero1,
+    "gather_all": make_muon,
+    "owner": make_owner,
+    "owner_updates": partial(make_owner, publish="updates"),
+}
+
+
+def compare_training_steps(
+    world: World, sequences: Sequence[int], rounds: int, workload: Workload = TIMED
+) -> list[dict[str, Any]] | None:
+    """Let all train in turns, with so many sequences per DP rank; on rank 0, return a row for each number of them: the
+    spread of the slowest rank's time over ZeRO-1's."""
+    grid, found = Grid.of(world), []
+    corpus = pixels(grid, workload.context)
+    trainers = {name: make(workload, grid) for name, make in MAKE.items()}
+    for each in sequences:
+        sized = workload.shared_by(world.dp, each)
+        batch = next(batches(sized, corpus, world.dp, grid.dp.rank))
+        acts = {name: partial(trainer.step, batch) for name, trainer in trainers.items()}
+        everywhere = world.gather(interleaved_timing.take_turns(acts, rounds, before=lambda _: dist.barrier()))
+        if everywhere is None:
+            continue
+        slowest = {
+            name: [max(times) for times in zip(*(rank[name] for rank in everywhere), strict=True)] for name in MAKE
+        }
+        ratios = {name: interleaved_timing.ratios(slowest[name], slowest["zero1"]) for name in MAKE if name != "zero1"}
+        found.append(
+            {"tokens": sized.tokens} | {name: {"ratio": results.spread(each)} for name, each in ratios.items()}
+        )
+    return found if world.rank == 0 else None

@@ -18,7 +18,7 @@ TRAINED_ON = ((4, 1), (2, 2))  # where a whole training step is measured
 LAYERS, WIDTH = 4, 512
 PATIENCE = 600.0  # seconds for a collective: others compile their step when they first take it
 RACE = "muonbook.ch16.race.four_ranks:race"
-TRAINING = "muonbook.ch16.race.training_step:compare"
+TRAINING = "muonbook.ch16.race.four_ranks:compare_training_steps"
 
 
 def measure(quick: bool, folder: str | None) -> dict[str, Any]:
