@@ -12,7 +12,7 @@ One after the other: nothing overlaps. Experts are taken to be chosen evenly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -238,8 +238,10 @@ class WorldPlan:
         self.setting = setting
         self.stages = [StagePlan(setting, each) for each in stages(setting.shape, *setting.degrees[2:])]
 
-    def _weighted(self) -> Iterator[tuple[int, StagePlan]]:
-        return ((len(stage.weights.numbers), stage) for stage in self.stages)
+    def _mean(self, of: Callable[[StagePlan], np.ndarray]) -> float:
+        """Return the mean over all ranks of what every stage has an array of."""
+        weighted = (len(stage.weights.numbers) * float(of(stage).mean()) for stage in self.stages)
+        return sum(weighted) / self.setting.degrees.pp
 
     @cached_property
     def fullest(self) -> tuple[StagePlan, tuple[int, int], float]:
@@ -267,16 +269,12 @@ class WorldPlan:
     @property
     def mean_worst(self) -> float:
         """What a rank holds at its worst moment, on average over all, in bytes."""
-        return sum(number * float(stage.held.mean()) for number, stage in self._weighted()) / self.setting.degrees.pp
+        return self._mean(lambda stage: stage.held)
 
     @property
     def mean_held(self) -> dict[str, float]:
         """What a rank holds, on average over all, {kind: bytes}."""
-        pp = self.setting.degrees.pp
-        return {
-            kind: sum(number * float(stage.memory[kind].mean()) for number, stage in self._weighted()) / pp
-            for kind in HELD
-        }
+        return {kind: self._mean(lambda stage, kind=kind: stage.memory[kind]) for kind in HELD}  # type: ignore[misc]
 
     @property
     def fits(self) -> bool:
@@ -287,10 +285,10 @@ class WorldPlan:
     def sent(self) -> dict[Move, tuple[float, float]]:
         """{(group, move): bytes that a rank sends in a step, mean over ranks, and most}."""
         found: dict[Move, tuple[float, float]] = {}
-        for number, stage in self._weighted():
+        for stage in self.stages:
             for move, amounts in stage.sent.items():
                 mean, most = found.get(move, (0.0, 0.0))
-                share = number * float(amounts.mean()) / self.setting.degrees.pp
+                share = len(stage.weights.numbers) * float(amounts.mean()) / self.setting.degrees.pp
                 found[move] = mean + share, max(most, float(amounts.max()))
         return found
 
@@ -302,9 +300,7 @@ class WorldPlan:
     @cached_property
     def flops(self) -> tuple[float, float]:
         """What Newton–Schulz costs a rank in a step: (mean over ranks, most), FLOPs."""
-        pp = self.setting.degrees.pp
-        mean = sum(number * float(stage.flops.mean()) for number, stage in self._weighted()) / pp
-        return mean, max(float(stage.flops.max()) for stage in self.stages)
+        return self._mean(lambda stage: stage.flops), max(float(stage.flops.max()) for stage in self.stages)
 
     @property
     def bubble(self) -> float:

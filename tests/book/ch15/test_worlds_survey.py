@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import worlds
 
@@ -29,8 +31,9 @@ from muonbook.ch15.survey import (
 )
 from muonbook.measure import reported, results
 from muonbook.planner.algorithms import ALGORITHMS
-from muonbook.planner.fabrics import FABRICS
+from muonbook.planner.fabrics import FABRICS, Device
 from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.world_plan import KEPT, MOMENTS, StagePlan
 
 # Planned anew: some worlds of the smallest model, and one of others; all of them take minutes.
 SAMPLE = [("gpt2", 16), ("gpt2", 512), ("gpt2", 4096), ("llama3_8b", 128), ("moonlight", 32), ("llama3_70b", 1024)]
@@ -75,7 +78,7 @@ def test_every_world_was_surveyed_by_every_algorithm(stored: dict[str, Any]) -> 
 
 def test_the_worker_plans_worlds_and_starts_no_process(tmp_path: Path) -> None:
     out = tmp_path / "new" / "worlds.json"
-    ending = worlds.finish(worlds.ROOT / "scripts" / "15_regimes.py", "--worlds", "--quick", "--json", str(out))
+    ending = worlds.finish(str(worlds.ROOT / "scripts" / "15_regimes.py"), "--worlds", "--quick", "--json", str(out))
     assert (ending.code, ending.err) == (0, "")
     quick = json.loads(out.read_text())
     assert quick["verdict"]["bucketed"]["with_a_choice"] > 0
@@ -167,6 +170,14 @@ def test_muon_of_no_matrices_would_be_adamw(name: str) -> None:
 def test_a_model_without_a_place_does_not_fit() -> None:
     given = ("llama3_70b", ALGORITHMS["bucketed"])
     assert [fits(laid_out(given[0], dp, tp, given[1])) for dp, tp in ((16, 8), (64, 2))] == [True, False]
+
+
+def test_what_fits_has_room_for_states_and_for_the_passes_of_a_sequence() -> None:
+    planned = laid_out("gpt2", 16, 2, ALGORITHMS["muonw"])
+    needed = float(np.sum([planned.memory[kind] for kind in (*KEPT, *MOMENTS["passes"])], axis=0).max())
+    for room in (needed, needed - 1):
+        setting = replace(planned.setting, device=Device("", room, 1.0))
+        assert fits(StagePlan(setting, planned.weights, planned.parts)) == (room == needed)
 
 
 def test_square_costs_nothing_where_it_is_best_and_is_none_where_heads_forbid_it() -> None:

@@ -19,7 +19,7 @@ from distmuon.optim import strategies
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.ledger import Ledger, Traffic
+from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
@@ -94,22 +94,16 @@ def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | Fsdp
     if name == "muonw":
         units = units_of(specs)
         part = FsdpPart(specs, frozenset(muon), dp, tp, units, dtypes=FLOAT32)
-        for op, (calls, payload, sent) in zip(("all_gather", "reduce_scatter"), part.gathers().values(), strict=True):
-            _add(ledger, op, "dp", Traffic(calls, payload, sent))
+        for op, (_, payload, sent) in zip(("all_gather", "reduce_scatter"), part.gathers().values(), strict=True):
+            ledger.record(op, "dp", 2, payload, "FSDP2", sent_bytes=sent)
         for label, amounts in zip(("momentum", "updates"), part.exchanged(), strict=True):
             if amounts.any():
-                _add(ledger, "all_to_all", "mesh", Traffic(1, 0, int(amounts[grid.world.rank])), label)
+                ledger.record("all_to_all", "mesh", 2, 0, label, sent_bytes=int(amounts[grid.world.rank]))
         return part, ledger
     strategy = "gather_all" if name == "adamw" else name
     world = plan_part(specs, muon, dp, tp, workload.bucket_size, strategy)
     ledger.add(world.ledger(grid.dp.rank, name != "adamw", grid.tp.rank))
     return Zero1Part(world, name != "adamw"), ledger
-
-
-def _add(ledger: Ledger, op: str, group: str, traffic: Traffic, label: str = "FSDP2") -> None:
-    one = Ledger()
-    one.record(op, group, 2, traffic.payload_bytes, label, sent_bytes=traffic.sent_bytes)
-    ledger.add(one)
 
 
 def asked(part: Zero1Part | FsdpPart, ledger: Ledger, workload: Workload, grid: Grid) -> dict[str, float]:
