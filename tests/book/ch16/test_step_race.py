@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import race_workers
@@ -12,6 +13,9 @@ import stored_pages
 import worlds
 
 from distmuon import launch
+from distmuon.optim.strategies.gather_all import GatherAll
+from distmuon.optim.strategies.owner import OneOwner
+from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from muonbook import peers
 from muonbook.ch16.race import four_ranks, tables
@@ -67,6 +71,18 @@ def test_training_steps_are_compared_with_zero1() -> None:
     assert [row["tokens"] for row in rows] == [96, 192]
     for row in rows:
         assert all(row[name]["ratio"]["median"] > 0 for name in tables.TRAINED.values())
+
+
+def test_every_trainer_is_what_its_name_says() -> None:
+    made: dict[str, Any] = {
+        name: make(SHAPES["odd"], Grid.alone()).optimizers[0] for name, make in four_ranks.MAKE.items()
+    }
+    assert isinstance(made.pop("zero1"), Zero1AdamW)
+    assert {name: (type(each.strategy), each.published) for name, each in made.items()} == {
+        "gather_all": (GatherAll, "parameters"),
+        "owner": (OneOwner, "parameters"),
+        "owner_updates": (OneOwner, "updates"),
+    }
 
 
 # ---- Others -----------------------------------------------------------------------------------------------
