@@ -35,7 +35,7 @@ def print_skew():
 
 def plan(quick):
     """Return the survey of planned worlds."""
-    from muonbook.ch15.worlds.survey import survey  # and with it torch
+    from muonbook.ch15.survey import survey  # and with it torch
 
     return survey(quick)
 

@@ -23,12 +23,12 @@ TAKES = {"": launch.WORLD, "--measure": ("quick", "json", "peers")}  # job -> it
 
 def measure(arguments):
     """Take this chapter's measurements and write them."""
-    from muonbook.ch16.race import step_race
+    from muonbook.ch16.race import step_race, tables
     from muonbook.measure import results
 
     found = step_race.measure(arguments.quick, arguments.peers)
     results.write(arguments.json, found)
-    print(f"{step_race.table(found)}\nResults: {arguments.json}")
+    print("\n".join([*tables.lines(found), f"Results: {arguments.json}"]))
 
 
 def parse():

@@ -22,7 +22,8 @@ def by_tokens(rounds, sequences=SEQUENCES):
     rows = []
     for each in sequences:
         workload = TIMED.shared_by(RANKS, each)
-        ranks = launch.run(regimes.TIME_STEPS, (workload, variants, rounds, False), dp=RANKS)
+        timed = launch.run(regimes.TIME_STEPS, (workload, variants, rounds, False), dp=RANKS)
+        ranks = [rank[RANKS, 1] for rank in timed]
         over = {name: regimes.ratios(ranks, name, "zero1") for name in TIMED_TOO}
         rows.append({"tokens_per_rank": workload.tokens // RANKS, **over})
     return rows

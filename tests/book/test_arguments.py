@@ -21,7 +21,7 @@ from distmuon.launch.cli import Parser
 from muonbook import network_emulation
 from muonbook.ch04 import jobs as ch04_jobs
 from muonbook.ch12 import byte_counts
-from muonbook.ch15.worlds import survey
+from muonbook.ch15 import survey
 from muonbook.ch18 import divisions
 from muonbook.planner import plan_page
 from tools import bench

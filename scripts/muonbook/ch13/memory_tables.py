@@ -102,7 +102,7 @@ def repeats(model: Shape, degrees: Degrees) -> dict[str, float]:
     """Return {column of PLANNED: how many ranks orthogonalize the same matrix, mean weighted by operations}."""
     (stage,) = stages(model, 1, 1)
     laid_out = _weighed(stage.dense, degrees.dp, degrees.tp)
-    return {column: part.laid_out.world.redundancy[0] for column, part in laid_out.items()}
+    return {column: part.laid_out.world.redundancy for column, part in laid_out.items()}
 
 
 class RankPeak(NamedTuple):

@@ -107,4 +107,4 @@ def _repeats(name: str, specs: Sequence[ParamSpec], indices: frozenset[int], dp:
     else:
         (found,) = (row for _, rows in world.matrices for row in rows if row.place == index)
         busy[:, found.slice] = True
-    return Repeats(ALGORITHMS[name].title, busy, world.redundancy[0])
+    return Repeats(ALGORITHMS[name].title, busy, world.redundancy)

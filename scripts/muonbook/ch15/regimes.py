@@ -21,7 +21,7 @@ RANKS = 4  # of the worlds with links
 LINKED = Workload(width=128, layers=2, sequences=RANKS)  # small enough for the slowest link
 TIME_STEPS = "muonbook.ch15.timed_steps:time_steps"
 
-Ranks = Sequence[dict[str, dict[str, Any]]]  # what `time_steps` returned, by rank
+Ranks = Sequence[dict[str, dict[str, Any]]]  # what `time_steps` returned of one grid, by rank
 
 
 class Variant(NamedTuple):
@@ -68,10 +68,11 @@ def token_counts(most: int) -> list[int]:
 
 def measure_skew(rounds: int, grids: Sequence[tuple[int, int]] = GRIDS) -> list[dict[str, Any]]:
     """Return per grid (dp, tp): mean bytes per rank, and step time over ZeRO-1 AdamW's, of each variant; rounds 0: no
-    times."""
+    times. The same ranks stand on one grid after the other."""
     rows = []
+    every = launch.run(TIME_STEPS, (TIMED, SKEW, rounds, False, grids), dp=GRIDS[0][0])
     for dp, tp in grids:
-        ranks = launch.run(TIME_STEPS, (TIMED, SKEW, rounds, False), dp=dp, tp=tp)
+        ranks = [rank[dp, tp] for rank in every]
         row: dict[str, Any] = {"dp": dp, "tp": tp, "tokens": TIMED.tokens}
         for name in SKEW:
             row[name] = _bytes(ranks, name)
@@ -93,7 +94,7 @@ def measure_links(rounds: int, rates: Sequence[float | None] = RATES) -> dict[st
     for rate in rates:
         rounds_here = rounds if rate is not None and rate < 200 else 2 * rounds  # where steps are short, more of them
         given, link = (LINKED, LINKS, rounds_here, True), network_emulation.Link(rate)
-        ranks = network_emulation.run(TIME_STEPS, given, dp=RANKS, link=link)
+        ranks = [rank[RANKS, 1] for rank in network_emulation.run(TIME_STEPS, given, dp=RANKS, link=link)]
         steps.append({"rate_mbit": rate})
         for name in LINKS:
             seconds = spread(slowest(ranks, name))

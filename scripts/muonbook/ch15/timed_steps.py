@@ -1,25 +1,29 @@
-"""What the ranks of chapter 15's worlds do: variants of the baselines take steps in turn, on the clock."""
+"""What the ranks of chapter 15's worlds do: AdamW on DDP and ZeRO-1, and Muon by algorithm, take steps on the clock.
+
+Each of them also does without communication: every collective returns at once, with this rank's own bytes in the
+others' places. What is left is the computation of a rank, copies included, while the other ranks compute on the same
+cores. Its numbers mean nothing, and stay finite.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
 from distmuon.launch import World
+from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.ledger import Ledger
-from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch15.contenders import trainer_without_communication
 from muonbook.contenders import CONTENDERS
 from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
-from muonbook.planner.cost_model import collectives_of, exchanged_bytes, hops
+from muonbook.planner.cost_model import demand
+from muonbook.planner.measured.timed_worlds import timed
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 MICRO_BATCH = 512  # tokens of one forward and backward pass; larger batches accumulate
@@ -63,47 +67,97 @@ def _shares(
 
 
 def time_steps(
+    world: World,
+    workload: Workload,
+    variants: Mapping[str, tuple[str, int]],
+    rounds: int,
+    bare: bool,
+    grids: Sequence[tuple[int, int]] | None = None,
+) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
+    """Let the variants take training steps in turn for `rounds` rounds, on one grid of these ranks after the other.
+
+    variants: name -> (contender, bucket size in elements, for ours that are not flat). grids: (dp, tp); None: the
+    world's own.
+    Return per grid and variant what `timed` does, the "predicted_bytes", and its `demand`. bare: time each also without
+    communication, as "computation_seconds".
+    """
+    own = ((world.dp, world.tp),)
+    return {
+        (dp, tp): _on_grid(replace(world, dp=dp, tp=tp), workload, variants, rounds, bare) for dp, tp in grids or own
+    }
+
+
+def _on_grid(
     world: World, workload: Workload, variants: Mapping[str, tuple[str, int]], rounds: int, bare: bool
 ) -> dict[str, dict[str, Any]]:
-    """Let the variants take training steps in turn for `rounds` rounds, after one of each that makes state and buckets.
-
-    variants: name -> (contender, bucket size in elements, for ours that are not flat).
-    Return per variant this rank's "seconds" of every step, its "sent_bytes" per step as torch's dispatcher counted
-    them, the "predicted_bytes", and its `demand`. bare: time each also without communication, as "computation_seconds".
-    """
     grid = Grid.of(world)
-    corpus, sizes = pixels(grid, workload.context), {"dp": world.dp, "tp": world.tp, "world": world.size}
-    trainers: dict[tuple[str, str], Trainer] = {}
-    found: dict[str, dict[str, Any]] = {}
+    sizes = {"dp": world.dp, "tp": world.tp, "world": world.size}
+    trainers: dict[str, Trainer] = {}
+    asked: dict[str, dict[str, Any]] = {}
     for name, (of, bucket_size) in variants.items():
-        timed, its = CONTENDERS[of], replace(workload, bucket_size=bucket_size)
-        trainers[name, "seconds"] = timed.make(its, grid)
+        variant, its = CONTENDERS[of], replace(workload, bucket_size=bucket_size)
+        trainers[name] = variant.make(its, grid)
         if bare:
-            trainers[name, "computation_seconds"] = trainer_without_communication(of, its, grid)
-        ledger = timed.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
-        found[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes)}
-    data = batches(workload, corpus, world.dp, grid.dp.rank)
-    batch = next(data)
-    for (name, key), trainer in trainers.items():
-        with CollectiveCounter() as counter:
-            trainer.step(batch)
-        if key == "seconds":
-            found[name]["sent_bytes"] = counter.ledger.total().sent_bytes
-    acts = {" ".join(label): partial(trainer.step, batch) for label, trainer in trainers.items()}
-    seconds = interleaved_timing.take_turns(acts, rounds, warm_up=0, before=lambda _: dist.barrier())
-    for name, key in trainers:
-        found[name][key] = seconds[f"{name} {key}"]
-    return found
+            trainers[f"{name}, bare"] = trainer_without_communication(of, its, grid)
+        ledger = variant.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
+        asked[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes)}
+    batch = next(batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank))
+    found = timed(trainers, batch, rounds)
+    for name in variants if bare else ():
+        asked[name]["computation_seconds"] = found[f"{name}, bare"]["seconds"]
+    return {name: asked[name] | found[name] for name in variants}
 
 
-def demand(ledger: Ledger, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return what a predicted step asks of the link, per rank: messages one after the other, and bytes by pattern.
+# ---- Without communication ----
 
-    sizes: ranks of "dp", "tp" and "world". "exchange_bytes" go straight to others, "ring_bytes" around a ring.
+
+@dataclass
+class GroupWithoutCommunication(Group):
+    """A group of `size` ranks that receive nothing from each other.
+
+    Shapes and sums are those of Group; nothing is sent.
     """
-    exchanged = exchanged_bytes(ledger)
-    return {
-        "messages": sum(row.calls * hops(row.op, row.group_size) for row in collectives_of(ledger, sizes)),
-        "ring_bytes": ledger.total().sent_bytes - exchanged,
-        "exchange_bytes": exchanged,
-    }
+
+    def all_gather(
+        self,
+        shard: Tensor,
+        label: str,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        out = shard.new_empty(self.size * shard.numel()) if out is None else out
+        for part in out.chunk(self.size):
+            part.copy_(shard)
+        return out
+
+    def all_reduce(self, tensor: Tensor, label: str, op: Any = None) -> Tensor:
+        return tensor
+
+    def broadcast(self, tensor: Tensor, label: str) -> Tensor:
+        return tensor
+
+    def _exchange(
+        self, parcels: Tensor, coming: Sequence[int] | None = None, going: Sequence[int] | None = None
+    ) -> Tensor:
+        if coming is None:
+            return parcels
+        received = parcels.new_zeros(sum(coming))
+        fitting = min(len(received), len(parcels))
+        received[:fitting].copy_(parcels[:fitting])
+        return received
+
+    def _record(self, op: str, payload: Tensor, label: str, sent: int | None = None) -> None:
+        pass
+
+
+def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> Trainer:
+    """Return the contender `name` on a grid of the same shape that is silent over DP; T must be 1.
+
+    What torch's DDP adds to a step is its all-reduce: without communication, it is the bare model.
+    """
+    if grid.tp.size != 1:
+        raise ValueError(f"T is {grid.tp.size}; only DP falls silent, so take T = 1.")
+    silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
+    timed = CONTENDERS[name]
+    dp = Group("dp") if timed.ddp_alone else silent
+    world = GroupWithoutCommunication("world", grid.world.size, grid.world.rank)
+    return timed.make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger))

@@ -144,5 +144,5 @@ class Compared:
 
 def compared(setting: WorldSetting) -> list[Compared]:
     """Plan a world by every algorithm of `ALGORITHMS`, whichever `setting` names."""
-    worlds = ((each, setting.by(each), setting.by(each.adamw)) for each in ALGORITHMS.values())
-    return [Compared(each, WorldPlan(muon), WorldPlan(adamw)) for each, muon, adamw in worlds]
+    plans = {each: WorldPlan(setting.by(each)) for each in {each.adamw for each in ALGORITHMS.values()}}
+    return [Compared(each, WorldPlan(setting.by(each)), plans[each.adamw]) for each in ALGORITHMS.values()]

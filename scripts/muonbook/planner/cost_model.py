@@ -100,10 +100,15 @@ def collectives_of(ledger: Ledger, sizes: Mapping[str, int]) -> list[Collective]
     ]
 
 
-def exchanged_bytes(ledger: Ledger) -> int:
-    """Return what a rank sends straight to others and not around a ring, as the book's engine does it on gloo:
-    reduce-scatters and all-to-alls.
+def demand(ledger: Ledger, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return what a step asks of the link, per rank: messages one after the other, and bytes by pattern.
 
-    On NCCL, which `step_parts` plans, reduce-scatters go around a ring as well.
+    sizes: ranks of every group. "exchange_bytes" go straight to others, as the book's engine does reduce-scatters and
+    all-to-alls on gloo, "ring_bytes" around a ring. (On NCCL, which `every_rank` plans, reduce-scatters are rings.)
     """
-    return sum(ledger.total(op=op).sent_bytes for op in ("reduce_scatter", "all_to_all"))
+    exchanged = sum(ledger.total(op=op).sent_bytes for op in ("reduce_scatter", "all_to_all"))
+    return {
+        "messages": sum(traffic.calls * hops(entry.op, sizes[entry.group]) for entry, traffic in ledger),
+        "ring_bytes": ledger.total().sent_bytes - exchanged,
+        "exchange_bytes": exchanged,
+    }

@@ -1,4 +1,4 @@
-"""What joins ranks in a cluster, as assumptions to be doubled and halved: alpha and bandwidth by class of link.
+"""What joins ranks in a cluster, as assumptions: alpha and bandwidth by class of link.
 
     +--------- node of 8 ---------+            +--------- node of 8 ---------+
     |  rank = rank = rank = rank  | == node == |  rank = rank = rank = rank  |     =  inside: NVLink or PCIe
@@ -12,12 +12,12 @@ bytes that leave a node for DP do not depend on T, however much each rank's own 
 An exchange, in which ranks send straight to each other, has no such order: with T = 1 all eight ranks of a node send
 to every rank outside it, so the node's way out carries up to eight times what it carries for a ring.
 
-Bandwidths are the makers' peaks; nobody reaches them, which is what doubling and halving is for.
+Bandwidths are the makers' peaks; nobody reaches them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from muonbook.planner.cost_model import TP_EXCHANGE, LinkCost
@@ -56,16 +56,6 @@ class Fabric:
     node: int = NODE
     flops_per_second: float = PEAK_FLOPS * SUSTAINED
 
-    def scaled(self, scale: Factors) -> Fabric:
-        """Return the same cluster under other assumptions."""
-        inside, between = self.inside, self.between
-        return replace(
-            self,
-            inside=LinkCost(inside.alpha_seconds * scale.alpha, inside.bytes_per_second * scale.inside),
-            between=LinkCost(between.alpha_seconds * scale.alpha, between.bytes_per_second * scale.between),
-            flops_per_second=self.flops_per_second * scale.flops,
-        )
-
     def links(self, dp: int, tp: int, stride: int | None = None) -> dict[str, LinkCost]:
         """Return the links of each group on a dp x tp grid: of rings in "dp", "tp" and "world"; of exchanges over TP
         in `TP_EXCHANGE`, and among all ranks in "mesh".
@@ -101,23 +91,12 @@ class Fabric:
         return LinkCost(hops / (size - 1), min(share, self.inside.bytes_per_second) if together > 1 else share)
 
 
-class Factors(NamedTuple):
-    """Factors on the assumptions: bandwidth inside and between nodes, latency, operations per second."""
-
-    inside: float = 1.0
-    between: float = 1.0
-    alpha: float = 1.0
-    flops: float = 1.0
-
-
 FABRICS: dict[str, Fabric] = {
     "nvlink_infiniband": Fabric("NVLink, InfiniBand", NVLINK, INFINIBAND),
     "nvlink_ethernet": Fabric("NVLink, Ethernet", NVLINK, ETHERNET),
     "pcie_ethernet": Fabric("PCIe, Ethernet", PCIE, ETHERNET),
     "one_wire": Fabric("one wire for all", ADAPTER, ADAPTER, node=1),
 }
-
-CORNERS = [Factors(i, b, a, f) for i in (0.5, 2) for b in (0.5, 2) for a in (0.5, 2) for f in (0.5, 2)]
 
 
 class Device(NamedTuple):

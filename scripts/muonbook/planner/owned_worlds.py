@@ -1,4 +1,4 @@
-"""Planned worlds in which a matrix has one owner: the strategies `owner` and `blockwise`, on every rank of the grid.
+"""Planned worlds in which a matrix has one owner, the strategy `owner`, on every rank of the grid.
 
 The map cuts no matrix, so DP ranks hold unequal parts of a padded bucket, and the TP ranks of a row do unequal work:
 what differs from rank to rank is added up, matrix by matrix.
@@ -6,8 +6,7 @@ what differs from rank to rank is added up, matrix by matrix.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -17,81 +16,61 @@ import numpy as np
 from distmuon.optim import strategies
 from distmuon.optim.strategies.costs import PlannedRank, WholeMatrices
 from distmuon.optim.strategies.owner import assign_owners, owner_bound, work
-from distmuon.sharding.layout import Bucket, ParamSpec
+from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.ownership import Owner
-from muonbook.planner.planned_worlds import COMPUTE_BYTES, MOMENTUM_BYTES, Load, PlannedWorld, undominated
+from muonbook.planner.planned_worlds import (
+    COMPUTE_BYTES,
+    MOMENTUM_BYTES,
+    Load,
+    Matrix,
+    PlannedWorld,
+    undominated,
+    whole_sizes,
+)
 
 
 @dataclass(frozen=True)
 class OwnedWorld(PlannedWorld):
-    """A planned world whose strategy is "owner" or "blockwise". Rows are DP ranks with all their TP ranks."""
+    """A planned world whose strategy is "owner": a row, a DP rank with all its TP ranks, holds all of a matrix, and one
+    of them orthogonalizes it."""
 
     has_owners: ClassVar[bool] = True
 
     @cached_property
     def owner_of(self) -> dict[int, Owner]:
-        """Who orthogonalizes each matrix of `owner`."""
+        """Who orthogonalizes each matrix."""
         return assign_owners(self.layout, self.muon, self.tp)
 
+    def _rank(self, row: Matrix) -> slice:
+        """Return who orthogonalizes a matrix, among all D x T ranks."""
+        owner = self.owner_of[row.place].tp
+        assert owner is not None, "planned matrices are whole ones"
+        rank = self.tp * row.owners.start + owner
+        return slice(rank, rank + 1)
+
+    def _load(self, spec: ParamSpec) -> Load:
+        """Return what a matrix costs who orthogonalizes it; what is sent for it differs from rank to rank of a row."""
+        return Load(0, 0, work(spec.whole_parts(self.tp)))
+
     @cached_property
-    def rows(self) -> list[tuple[Bucket, dict[int, list[int]]]]:
-        """Muon's matrices, by bucket, and in it by the row that holds them whole."""
+    def loads(self) -> list[np.ndarray]:
+        """As `PlannedWorld.loads`, [3, D x T]: blocks to their owners, Newton–Schulz, blocks of the updates back."""
         found = []
-        for bucket in self.layout.buckets:
-            rows: dict[int, list[int]] = {}
-            for index in bucket.params:
-                if index in self.muon:
-                    rows.setdefault(self.layout.owners(bucket, index).start, []).append(index)
-            if rows:
-                found.append((bucket, rows))
-        return found
-
-    @cached_property
-    def row_loads(self) -> list[dict[int, list[Load]]]:
-        """What the TP ranks of a row do, by bucket as in `rows`: {row: a load for each}."""
-        costs: dict[tuple, int] = {}
-        for index in self.muon:
-            spec = self.layout.specs[index]
-            if spec[1:] not in costs:  # all but its name
-                parts = spec.local_parts if self.strategy == "blockwise" else spec.whole_parts(self.tp)
-                costs[spec[1:]] = work(parts)
-        load = self._blocks_load if self.strategy == "blockwise" else self._owners_load
-        return [{row: load(indices, costs) for row, indices in rows.items()} for _, rows in self.rows]
-
-    def _blocks_load(self, indices: Sequence[int], costs: dict[tuple, int]) -> list[Load]:
-        flops = sum(costs[self.layout.specs[index][1:]] for index in indices)
-        return [Load(0, 0, flops)] * self.tp
-
-    def _owners_load(self, indices: Sequence[int], costs: dict[tuple, int]) -> list[Load]:
-        """Return what each rank of a row does: blocks to their owners, Newton–Schulz, blocks of the updates back."""
-        specs, own, flops, back = self.layout.specs, [0] * self.tp, [0] * self.tp, [0] * self.tp
-        cut = 0
-        for index in indices:
-            spec, owner = specs[index], self.owner_of[index].tp
-            assert owner is not None, "planned matrices are whole ones"
-            flops[owner] += costs[spec[1:]]
-            back[owner] += spec.numel
-            if spec.tp_gather_dim is not None:
-                own[owner] += spec.numel
-                cut += spec.numel
-        calls = (1 + (cut > 0)) * (self.tp > 1)
-        return [
-            Load(calls, MOMENTUM_BYTES * (cut - own[t] + (self.tp - 1) * back[t]) if calls else 0, flops[t])
-            for t in range(self.tp)
-        ]
-
-    @cached_property
-    def bucket_groups(self) -> Counter[tuple[Load, ...]]:
-        return Counter(undominated(load for row in rows.values() for load in row) for rows in self.row_loads)
-
-    def rank_loads(self) -> list[list[float]]:
-        """Return calls, bytes sent and operations of a whole step, each over ranks, a row's TP ranks together."""
-        found: list[list[float]] = [[0] * (self.dp * self.tp) for _ in Load._fields]
-        for rows in self.row_loads:
-            for row, loads in rows.items():
-                for place, load in enumerate(loads, self.tp * row):
-                    for column, amount in zip(found, load, strict=True):
-                        column[place] += amount
+        for _, rows in self.matrices:
+            calls, sent, operations = columns = np.zeros((len(Load._fields), self.dp * self.tp), np.int64)
+            for row in rows:
+                mine = self._rank(row)
+                operations[mine] += row.load.flops
+                if self.tp == 1:
+                    continue
+                everybody = slice(self.tp * row.owners.start, self.tp * (row.owners.start + 1))
+                sent[mine] += MOMENTUM_BYTES * (self.tp - 1) * row.numel
+                calls[everybody] = np.maximum(calls[everybody], 1)
+                if self.layout.specs[row.place].tp_gather_dim is not None:
+                    sent[everybody] += MOMENTUM_BYTES * row.numel
+                    sent[mine] -= MOMENTUM_BYTES * row.numel
+                    calls[everybody] = 2
+            found.append(columns)
         return found
 
     def momentum_sent(self) -> list[np.ndarray]:
@@ -99,28 +78,23 @@ class OwnedWorld(PlannedWorld):
         return []
 
     @property
-    def redundancy(self) -> tuple[float, int]:
-        """Return 1, 1: nobody repeats anything."""
-        return 1.0, 1
+    def redundancy(self) -> float:
+        """1: nobody repeats anything."""
+        return 1.0
 
     @property
     def transient_bytes(self) -> int:
-        worst = 0
-        for bucket, rows in self.rows:
+        worst, specs = 0, self.layout.specs
+        for bucket, rows in self.matrices:
             sizes = PlannedRank(self.layout, self.muon).momentum_bytes(bucket)
-            for own, *whole in undominated(self._held(rows)):
-                worst = max(worst, owner_bound(own, WholeMatrices(*whole), sizes, COMPUTE_BYTES))
+            own = np.zeros(self.dp, np.int64)
+            for row in rows:
+                own[row.slice] += row.numel
+            parts = ((self._rank(row), WholeMatrices.of_one(specs[row.place], self.tp)) for row in rows)
+            columns = np.stack([np.repeat(own, self.tp), *whole_sizes(self.dp * self.tp, parts)])
+            for mine, *whole in undominated(columns):
+                worst = max(worst, owner_bound(mine, WholeMatrices(*whole), sizes, COMPUTE_BYTES))
         return worst
-
-    def _held(self, rows: dict[int, list[int]]) -> Iterator[tuple[int, ...]]:
-        """Yield, of each rank, the elements in its shard and those of `WholeMatrices`."""
-        specs, blocks = self.layout.specs, self.strategy == "blockwise"
-        for indices in rows.values():
-            own = sum(specs[index].numel for index in indices)
-            theirs: dict[int, list[ParamSpec]] = {}
-            for index in indices:
-                theirs.setdefault(0 if blocks else self.owner_of[index].tp or 0, []).append(specs[index])
-            yield from ((own, *WholeMatrices.of(each, self.tp, blocks)) for each in theirs.values())
 
 
 # ---- By the name of the strategy ----
@@ -129,7 +103,6 @@ KINDS: dict[str, type[PlannedWorld]] = {
     "gather_all": PlannedWorld,
     "gather_cut": PlannedWorld,
     "owner": OwnedWorld,
-    "blockwise": OwnedWorld,
 }
 
 
@@ -141,4 +114,4 @@ def plan_part(
     bucket_size: elements. Raises ValueError as the planner does, KeyError for a strategy that is not in KINDS.
     """
     layout = strategies.planner(strategy)(specs, muon, dp, tp, bucket_size)
-    return KINDS[strategy](None, dp, tp, layout, frozenset(muon), strategy)
+    return KINDS[strategy](dp, tp, layout, frozenset(muon), strategy)

@@ -130,21 +130,17 @@ def _memory(plan: WorldPlan) -> list[str]:
 
 
 def _sent(plan: WorldPlan) -> list[str]:
-    groups = _by_group(plan)
-    total = sum(groups.values())
-    moves: dict[str, list[str]] = {}
+    moves: dict[str, dict[str, float]] = {}  # by group
     for (group, move), (mean, _) in plan.sent.items():
         if mean:
-            moves.setdefault(group, []).append(f"{move} {in_bytes(mean)}")
-    every = f"Sent by a rank in a step: {in_bytes(total)} on average, {in_bytes(plan.most_sent)} at most"
-    rows = _large(groups)
-    return [
-        every,
-        *(
-            f"  {name:<12}{in_bytes(sent):>9}   {', '.join(moves.get(name, ()))}".rstrip()
-            for name, sent in rows.items()
-        ),
-    ]
+            moves.setdefault(group, {})[move] = mean
+    groups = {group: sum(parts.values()) for group, parts in moves.items()}
+    total = in_bytes(sum(groups.values()))
+    told = [f"Sent by a rank in a step: {total} on average, {in_bytes(plan.most_sent)} at most"]
+    for name, sent in _large(groups).items():
+        parts = ", ".join(f"{move} {in_bytes(mean)}" for move, mean in moves.get(name, {}).items())
+        told.append(f"  {name:<12}{in_bytes(sent):>9}   {parts}".rstrip())
+    return told
 
 
 def _work(plan: WorldPlan) -> list[str]:
@@ -205,15 +201,6 @@ def _held(plan: WorldPlan) -> str:
 
 def _billions(number: int) -> str:
     return f"{number / 1e12:.3g} trillion" if number >= 1e12 else f"{number / 1e9:.3g} billion"
-
-
-def _by_group(plan: WorldPlan) -> dict[str, float]:
-    """Return {group: what a rank sends in it, on average}."""
-    found: dict[str, float] = {}
-    for (group, _), (mean, _) in plan.sent.items():
-        if mean:
-            found[group] = found.get(group, 0.0) + mean
-    return found
 
 
 def _large(parts: Mapping[str, float], most: int = 12) -> dict[str, float]:

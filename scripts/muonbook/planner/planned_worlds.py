@@ -1,19 +1,18 @@
 """Layouts of worlds too large to start, really planned: every matrix, bucket and DP rank, and what a step sends there.
 
 The strategy's own planner makes the map and `prediction.predict_step` the ledger, as for a run. What differs from rank
-to rank is found for all DP ranks at once: where shards are equal, a rank owns a run of consecutive matrices in a
-bucket, so thousands of ranks fall into a few classes. Nothing is sampled. `owned_worlds` has the strategies in which a
-matrix has one owner, `every_rank` what all ranks hold and send.
+to rank is found for all ranks at once, in arrays over ranks: a rank owns a run of consecutive matrices in a bucket.
+Nothing is sampled. `owned_worlds` has the strategies in which a matrix has one owner, `every_rank` what all ranks hold
+and send.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -22,10 +21,9 @@ from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
 from distmuon.optim.strategies.costs import PlannedRank, WholeMatrices
 from distmuon.optim.strategies.gather_cut import gather_cut_bound, gather_cut_waves
-from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec, plan
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import predict_step
-from muonbook.measure.formulas import mean_owners
 from muonbook.planner.model_shapes import Shape
 
 # Elements per bucket. Megatron-LM: megatron/core/distributed/distributed_data_parallel_config.py, `bucket_size`.
@@ -39,17 +37,11 @@ COMPUTE_BYTES = ITEM_BYTES["bfloat16"]  # per element in Newton–Schulz
 
 
 class Load(NamedTuple):
-    """What one DP rank does with its matrices of a bucket: TP gathers, bytes it sends for them, operations."""
+    """What one rank does with its matrices of a bucket: moves over TP, bytes it sends in them, operations."""
 
-    calls: float
-    sent_bytes: float
-    flops: float
-
-    def plus(self, other: Load, times: int = 1) -> Load:
-        return Load(self[0] + times * other[0], self[1] + times * other[1], self[2] + times * other[2])
-
-
-IDLE = Load(0, 0, 0)
+    calls: int
+    sent_bytes: int
+    flops: int
 
 
 class Matrix(NamedTuple):
@@ -68,13 +60,11 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedWorld:
-    """One model on one DP x TP grid under one bucket rule. muon: indices of Muon's matrices in `layout.specs`.
+    """Parameters on one DP x TP grid under one bucket rule. muon: indices of Muon's matrices in `layout.specs`.
 
-    shape: None for a part of a model, or loose matrices, which can be counted but not timed by themselves.
     strategy: "gather_all" or "gather_cut" here; `owned_worlds` has the others.
     """
 
-    shape: Shape | None
     dp: int
     tp: int
     layout: Layout
@@ -107,30 +97,25 @@ class PlannedWorld:
         return Load(int(gathered), sent, flops(whole))
 
     @cached_property
+    def loads(self) -> list[np.ndarray]:
+        """`Load` of every rank, by bucket: [3, D] int64, for TP ranks are alike; [3, D x T] where they are not."""
+        found = []
+        for _, rows in self.matrices:
+            columns = np.zeros((len(Load._fields), self.dp), np.int64)
+            for row in rows:
+                columns[:, row.slice] += np.array(row.load)[:, None]
+            found.append(columns)
+        return found
+
+    @cached_property
     def bucket_groups(self) -> Counter[tuple[Load, ...]]:
         """Buckets by their busiest ranks. A bucket's parameters are gathered when its slowest rank is ready, so only
         those ranks matter of which no other does as much in every respect. Equal buckets are counted together."""
-        found: Counter[tuple[Load, ...]] = Counter()
-        for _, rows in self.matrices:
-            sums = list(accumulate((row.load for row in rows), Load.plus, initial=IDLE))
-            loads = {sums[high].plus(sums[low], -1) for _, low, high in _runs(rows)}
-            found[undominated(loads)] += 1
-        return found
+        return Counter(tuple(map(Load._make, undominated(columns))) for columns in self.loads)
 
-    def rank_loads(self) -> list[list[float]]:
-        """Return calls, bytes sent and operations of a whole step, each a list over DP ranks; TP ranks are alike."""
-        steps: list[list[float]] = [[0] * (self.dp + 1) for _ in Load._fields]
-        for _, rows in self.matrices:
-            for row in rows:
-                for column, amount in zip(steps, row.load, strict=True):
-                    column[row.owners.start] += amount
-                    column[row.owners.stop] -= amount
-        return [list(accumulate(column[:-1])) for column in steps]
-
-    def total_load(self) -> tuple[Load, Load]:
-        """Return (mean over ranks, largest of each over ranks) of a whole step."""
-        ranks = self.rank_loads()
-        return Load(*(sum(column) / len(column) for column in ranks)), Load(*map(max, ranks))
+    def rank_loads(self) -> np.ndarray:
+        """Return `Load` of every rank in a whole step, its ranks as in `loads`."""
+        return np.sum(self.loads, axis=0) if self.loads else np.zeros((len(Load._fields), self.dp), np.int64)
 
     def momentum_sent(self) -> list[np.ndarray]:
         """Return what every DP rank sends to make TP-local matrices whole, [D] int64 bytes, bucket by bucket."""
@@ -159,43 +144,11 @@ class PlannedWorld:
     # ---- In one number -------------------------------------------------------------------------------------
 
     @property
-    def redundancy(self) -> tuple[float, int]:
-        """Return how many ranks orthogonalize the same matrix: (mean weighted by operations, most)."""
+    def redundancy(self) -> float:
+        """How many ranks orthogonalize the same matrix, in the mean weighted by operations."""
         rows = [row for _, rows in self.matrices for row in rows]
         work = sum(row.load.flops for row in rows)
-        most = max(len(row.owners) for row in rows)
-        return self.tp * sum(len(row.owners) * row.load.flops for row in rows) / work, self.tp * most
-
-    @property
-    def spread(self) -> float:
-        """s: the mean number of DP ranks that own a part of a matrix, weighted by its size."""
-        return float(mean_owners(self.layout, self.muon))
-
-    @property
-    def gather_cut_bytes(self) -> float:
-        """What gathering momentum over DP would send, mean over ranks, if only matrices that a shard boundary cuts
-        travelled, among their owners: each piece to the k - 1 others. Chapter 16 has the strategy."""
-        extra = sum((len(row.owners) - 1) * row.numel for _, rows in self.matrices for row in rows)
-        return MOMENTUM_BYTES * extra / self.dp
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that stay on a rank, mean over DP ranks: parameters, gradients, 1/D of master weights and states."""
-        return round(self.adamw_state_bytes - 4 * self._in_muon / self.dp)  # one momentum where AdamW has two
-
-    @property
-    def adamw_state_bytes(self) -> float:
-        """The same for AdamW."""
-        total = 0.0
-        for bucket in self.layout.buckets:
-            buffer = self.layout.buffers[bucket.buffer_idx]
-            w, g = ITEM_BYTES[buffer.param_dtype], ITEM_BYTES[buffer.grad_dtype]
-            total += (w + g) * bucket.padded + g * (bucket.padded + 2 * bucket.numel) / self.dp
-        return total
-
-    @property
-    def _in_muon(self) -> int:
-        return sum(row.numel for _, rows in self.matrices for row in rows)
+        return self.tp * sum(len(row.owners) * row.load.flops for row in rows) / work
 
     @property
     def transient_bytes(self) -> int:
@@ -204,13 +157,19 @@ class PlannedWorld:
             return max((self._cut_bytes(bucket, rows) for bucket, rows in self.matrices), default=0)
         worst, allocates = 0, strategies.costs_of("gather_all").allocates
         for bucket, rows in self.matrices:
-            specs = [self.layout.specs[row.place] for row in rows]
-            sizes = {WholeMatrices.of(specs[low:high], self.tp): rank for rank, low, high in _runs(rows)}
+            sizes = self._whole_sizes(rows)
+            ranks = {tuple(size): rank for rank, size in enumerate(sizes.T.tolist())}
             alone = _alone(self.layout, bucket)
             for size in undominated(sizes):
-                at = PlannedRank(alone, self.muon, self.tp, sizes[size], compute_bytes=COMPUTE_BYTES)
+                at = PlannedRank(alone, self.muon, self.tp, ranks[size], compute_bytes=COMPUTE_BYTES)
                 worst = max(worst, allocates(at))
         return worst
+
+    def _whole_sizes(self, rows: Iterable[Matrix]) -> np.ndarray:
+        """Return `WholeMatrices` of what every DP rank owns of these, [4, D]."""
+        return whole_sizes(
+            self.dp, ((row.slice, WholeMatrices.of_one(self.layout.specs[row.place], self.tp)) for row in rows)
+        )
 
     def _cut_bytes(self, bucket: Bucket, rows: Sequence[Matrix]) -> int:
         """Return gather_cut's bound for one bucket, on the rank and in the wave for which it is largest."""
@@ -229,25 +188,13 @@ class PlannedWorld:
 
     def _wave_sizes(self, bucket: Bucket, rows: Sequence[Matrix], travels: bool) -> set[tuple[int, ...]]:
         """Return what `gather_cut_bound` asks of a wave, for all ranks. travels: whether these are the cut ones."""
-        pieces, joined, total, largest, small, several = np.zeros((6, self.dp), np.int64)
+        pieces, joined = np.zeros((2, self.dp), np.int64)
         for row in rows:
-            spec, mine = self.layout.specs[row.place], row.slice
-            pieces[mine] += self._pieces(bucket, row)
-            joined[mine] += spec.numel * travels
-            whole = WholeMatrices.of_one(spec, self.tp)
-            total[mine] += whole.total
-            largest[mine] = np.maximum(largest[mine], whole.largest)
-            small[mine] += whole.small
-            several[mine] += whole.several
+            pieces[row.slice] += self._pieces(bucket, row)
+            joined[row.slice] += row.numel * travels
         packed = self._cut_sent(bucket, rows) // MOMENTUM_BYTES
-        columns = np.stack([pieces, packed, joined, total, largest, small, several])
+        columns = np.stack([pieces, packed, joined, *self._whole_sizes(rows)])
         return set(map(tuple, np.unique(columns, axis=1).T.tolist()))
-
-
-def plan_world(shape: Shape, dp: int, tp: int, bucket_size: int) -> PlannedWorld:
-    """Lay `shape` out on a dp x tp grid, in bf16 with float32 gradients. Raises ValueError for a T it cannot take."""
-    specs, muon = specs_of(shape, tp)
-    return PlannedWorld(shape, dp, tp, plan(specs, dp, bucket_size), muon)
 
 
 @lru_cache(maxsize=64)
@@ -263,27 +210,23 @@ def grids(shape: Shape, ranks: int) -> list[tuple[int, int]]:
     return [(ranks // tp, tp) for tp in powers if shape.permits(tp) and ranks // tp > 1]
 
 
-def _runs(rows: Sequence[Matrix]) -> Iterator[tuple[int, int, int]]:
-    """Yield (DP rank, low, high): rank owns a part of rows[low:high], for ranks on which some matrix begins.
-
-    Owners of consecutive matrices begin and end in order. A rank on which none begins owns no more than one before it.
-    """
-    low = 0
-    for high, row in enumerate(rows, 1):
-        first = row.owners.start
-        if high < len(rows) and rows[high].owners.start == first:
-            continue  # the next one begins on this rank too
-        while rows[low].owners.stop <= first:
-            low += 1
-        yield first, low, high
+def whole_sizes(ranks: int, parts: Iterable[tuple[slice, WholeMatrices]]) -> np.ndarray:
+    """Return `WholeMatrices` of so many ranks, [4, ranks], of parts of which some of them own each."""
+    total, largest, small, several = found = np.zeros((4, ranks), np.int64)
+    for mine, whole in parts:
+        total[mine] += whole.total
+        largest[mine] = np.maximum(largest[mine], whole.largest)
+        small[mine] += whole.small
+        several[mine] += whole.several
+    return found
 
 
-def undominated(rows: Iterable[tuple]) -> tuple:
-    """Return the rows, each once, that no other row equals or exceeds in every column; largest first."""
-    kept: list[tuple] = []
-    for row in sorted(set(rows), reverse=True):
-        if not any(all(a >= b for a, b in zip(other, row, strict=True)) for other in kept):
-            kept.append(row)
+def undominated(columns: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Return the columns, each once, that no other one equals or exceeds in every row; largest first."""
+    kept: list[tuple[int, ...]] = []
+    for column in sorted(set(map(tuple, columns.T.tolist())), reverse=True):
+        if not any(all(a >= b for a, b in zip(other, column, strict=True)) for other in kept):
+            kept.append(column)
     return tuple(kept)
 
 

@@ -12,7 +12,7 @@ One after the other: nothing overlaps. Experts are taken to be chosen evenly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,10 +26,9 @@ from muonbook.planner.algorithms import Algorithm, Part
 from muonbook.planner.cost_model import hops
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
-from muonbook.planner.parts.activations import StageActivations
+from muonbook.planner.parts.activations import ACTIVATION_BYTES, StageActivations
 from muonbook.planner.parts.every_rank import Move
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
-from muonbook.planner.parts.step_parts import ACTIVATION_BYTES
 from muonbook.planner.stages import Degrees, StageWeights, bubble_share, check_degrees, stages
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
@@ -39,6 +38,7 @@ MOMENTS = {  # kinds that come and go, by when they are there: an update begins 
     "update": ("while stepping",),
 }
 KEPT = ("parameters", "gradients", "master weights", "optimizer state")
+GATHERS = "FSDP2's gathers (dp)"
 HELD = (*KEPT, *(kind for kinds in MOMENTS.values() for kind in kinds))
 
 
@@ -97,10 +97,13 @@ class StagePlan:
     """One pipeline stage, or several that hold the same: its parts laid out, and what its ranks hold and do.
 
     Arrays are over the ranks of a stage, [D, T]: what dense weights and what experts ask of a rank is added up.
+    parts: where they are laid out already, as the property of that name has them.
     """
 
-    def __init__(self, setting: WorldSetting, weights: StageWeights) -> None:
+    def __init__(self, setting: WorldSetting, weights: StageWeights, parts: dict[str, Part] | None = None) -> None:
         self.setting, self.weights, degrees = setting, weights, setting.degrees
+        if parts is not None:
+            self.parts = parts
         self.activations = StageActivations(
             setting.shape, weights, degrees, setting.recompute, setting.sequence_parallel
         )
@@ -199,7 +202,7 @@ class StagePlan:
             for part in self.parts.values()
             if isinstance(part, FsdpPart) and part.dp > 1
         ]
-        return found | ({"FSDP2's gathers (dp)": sum(gathers)} if gathers else {})
+        return found | ({GATHERS: sum(gathers)} if gathers else {})
 
     def update_seconds(self) -> dict[str, float]:
         """Return seconds of the update, part by part, dense weights and experts together."""
@@ -235,8 +238,10 @@ class WorldPlan:
         self.setting = setting
         self.stages = [StagePlan(setting, each) for each in stages(setting.shape, *setting.degrees[2:])]
 
-    def _weighted(self) -> Iterator[tuple[int, StagePlan]]:
-        return ((len(stage.weights.numbers), stage) for stage in self.stages)
+    def _mean(self, of: Callable[[StagePlan], np.ndarray]) -> float:
+        """Return the mean over all ranks of what every stage has an array of."""
+        weighted = (len(stage.weights.numbers) * float(of(stage).mean()) for stage in self.stages)
+        return sum(weighted) / self.setting.degrees.pp
 
     @cached_property
     def fullest(self) -> tuple[StagePlan, tuple[int, int], float]:
@@ -264,16 +269,12 @@ class WorldPlan:
     @property
     def mean_worst(self) -> float:
         """What a rank holds at its worst moment, on average over all, in bytes."""
-        return sum(number * float(stage.held.mean()) for number, stage in self._weighted()) / self.setting.degrees.pp
+        return self._mean(lambda stage: stage.held)
 
     @property
     def mean_held(self) -> dict[str, float]:
         """What a rank holds, on average over all, {kind: bytes}."""
-        pp = self.setting.degrees.pp
-        return {
-            kind: sum(number * float(stage.memory[kind].mean()) for number, stage in self._weighted()) / pp
-            for kind in HELD
-        }
+        return {kind: self._mean(lambda stage, kind=kind: stage.memory[kind]) for kind in HELD}  # type: ignore[misc]
 
     @property
     def fits(self) -> bool:
@@ -284,10 +285,10 @@ class WorldPlan:
     def sent(self) -> dict[Move, tuple[float, float]]:
         """{(group, move): bytes that a rank sends in a step, mean over ranks, and most}."""
         found: dict[Move, tuple[float, float]] = {}
-        for number, stage in self._weighted():
+        for stage in self.stages:
             for move, amounts in stage.sent.items():
                 mean, most = found.get(move, (0.0, 0.0))
-                share = number * float(amounts.mean()) / self.setting.degrees.pp
+                share = len(stage.weights.numbers) * float(amounts.mean()) / self.setting.degrees.pp
                 found[move] = mean + share, max(most, float(amounts.max()))
         return found
 
@@ -299,9 +300,7 @@ class WorldPlan:
     @cached_property
     def flops(self) -> tuple[float, float]:
         """What Newton–Schulz costs a rank in a step: (mean over ranks, most), FLOPs."""
-        pp = self.setting.degrees.pp
-        mean = sum(number * float(stage.flops.mean()) for number, stage in self._weighted()) / pp
-        return mean, max(float(stage.flops.max()) for stage in self.stages)
+        return self._mean(lambda stage: stage.flops), max(float(stage.flops.max()) for stage in self.stages)
 
     @property
     def bubble(self) -> float:
@@ -321,10 +320,6 @@ class WorldPlan:
     @property
     def step_seconds(self) -> float:
         return sum(self.seconds.values())
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.setting.tokens / self.step_seconds
 
     @property
     def model_flops_share(self) -> float:

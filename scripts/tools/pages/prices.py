@@ -75,7 +75,7 @@ def _of_ranks(dp: int, tp: int = 1, names: Callable[[str], bool] = lambda name: 
     held = [index for index, spec in enumerate(specs) if names(spec.name)]
     layout = plan([specs[index] for index in held], dp, BUCKET_RULES["megatron"](dp))
     ours = frozenset(place for place, index in enumerate(held) if index in set(muon))
-    world = PlannedWorld(None, dp, tp, layout, ours)
+    world = PlannedWorld(dp, tp, layout, ours)
     by_dp = [world.ledger(muon=muon).total(group="dp").sent_bytes for muon in (True, False)]
     _, over_tp, work = map(np.array, world.rank_loads())
     return np.stack([states(world)["momentum"], by_dp[0] - by_dp[1] + over_tp, work])

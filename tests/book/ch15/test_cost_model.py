@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers_math import message
 
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
-from muonbook.ch15.contenders import GroupWithoutCommunication, trainer_without_communication
+from muonbook.ch15.timed_steps import GroupWithoutCommunication, trainer_without_communication
 from muonbook.measure.workload import SHAPES
 from muonbook.planner.cost_model import Collective, LinkCost, collective_seconds, collectives_of, hops, step_seconds
 
@@ -32,9 +31,8 @@ def test_hops_of_rings_and_trees(op: str, ranks: int, ring: int, tree: int) -> N
 
 @pytest.mark.parametrize(("op", "latency"), [("gossip", "ring"), ("all_gather", "star")])
 def test_what_is_unknown_is_refused_by_name(op: str, latency: str) -> None:
-    with pytest.raises(ValueError, match="no cost for") as error:
+    with pytest.raises(ValueError, match=r"no cost for .*; known: .*all_gather"):
         hops(op, 4, latency)
-    assert "all_gather" in message(error)
 
 
 def test_seconds_of_a_step_by_hand() -> None:
@@ -77,20 +75,12 @@ def test_a_group_without_communication_returns_the_shapes_and_sums_of_ranks_that
     assert group.all_reduce(shard, "x").tolist() == [1, 2]
     assert group.broadcast(shard, "x").tolist() == [1, 2]
     assert group.all_to_all(torch.arange(6.0), "x").tolist() == list(range(6))
+    came = group.all_to_all_v([torch.ones(2), torch.empty(0), torch.ones(1)], (1, 0, 4), "x")
+    assert [part.tolist() for part in came] == [[1], [], [1, 1, 0, 0]]  # as far as its own go
     assert list(group.ledger) == []
 
 
-def test_ranks_stand_in_for_each_other_as_far_as_they_go() -> None:
-    group = GroupWithoutCommunication("dp", 3, 1)
-    gathered = group.all_gather(torch.tensor([1.0, 2.0]), "x", out=torch.zeros(6))
-    assert gathered.tolist() == [1, 2, 1, 2, 1, 2]
-    out = torch.empty(2)
-    assert group.reduce_scatter(torch.arange(6.0), out, "x").tolist() == [6, 9]
-    came = group.all_to_all_v([torch.ones(2), torch.empty(0), torch.ones(1)], (1, 0, 4), "x")
-    assert [part.tolist() for part in came] == [[1], [], [1, 1, 0, 0]]
-
-
-@pytest.mark.parametrize("name", ["muon", "muon_flat", "muon_cut", "muon_owner", "zero1", "ddp"])
+@pytest.mark.parametrize("name", ["muon", "muon_cut", "muon_owner", "ddp"])
 def test_a_step_without_communication_sends_nothing_and_stays_finite(name: str) -> None:
     workload, grid = SHAPES["even"].shared_by(4), Grid.alone()
     four = Grid(

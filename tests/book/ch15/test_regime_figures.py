@@ -1,19 +1,16 @@
-"""Who orthogonalizes one matrix: the ranks that the planner counts, each drawn once; and whether a step pays."""
+"""Who orthogonalizes one matrix, as chapter 15 draws it: the ranks that the planner counts."""
 
 import numpy as np
 import pytest
-from figure_helpers import assert_readable, boxes
 
 from muonbook.ch15.experiments import repeats
-from muonbook.ch15.figures import EVEN, SHOWN, describe_repeats, describe_step_ratios, draw_repeats, draw_step_ratios
+from muonbook.ch15.figures import SHOWN
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices import compared
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldSetting
-
-TITLE = "One matrix of the 70B on 1,024 GPUs"
 
 
 def test_means_are_those_of_the_planner_s_table() -> None:
@@ -41,36 +38,6 @@ def test_on_a_small_grid_columns_are_the_owners_of_the_map() -> None:
         assert np.flatnonzero(first.busy.any(axis=0)).tolist() == list(layout.owners(bucket, index))
 
 
-def test_the_picture_has_a_cell_per_rank_and_says_in_words_what_it_shows() -> None:
-    found = repeats("llama3_70b", 128, 8, "blocks.40.up", SHOWN)
-    figure = draw_repeats(found, TITLE)
-    assert_readable(figure)
-    meshes = [mesh for mesh in figure.axes[0].collections if (mesh.get_gid() or "").startswith("ranks-")]
-    cells = [np.asarray(mesh.get_array()) for mesh in meshes]
-    assert [colours.shape for colours in cells] == [(8, 128, 3)] * 3
-    for colours, each in zip((colours.reshape(-1, 3) for colours in cells), found, strict=True):
-        assert (colours == colours[each.busy.argmax()]).all(axis=1).sum() == each.ranks
-    alt = describe_repeats(found, TITLE)
-    assert alt.startswith(TITLE)
-    for each in found:
-        assert f"{each.title}: {each.ranks} GPU" in alt
-
-
 def test_a_matrix_that_muon_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no matrix 'embedding' in gpt2; its first is"):
         repeats("gpt2", 4, 2, "embedding", SHOWN)
-
-
-def test_both_lines_stand_where_their_ratios_end_on_the_bars_scale() -> None:
-    ratios, note = {"a layout": 2.5, "another": 1.0}, "Planned."
-    figure = draw_step_ratios(ratios, "A step", note)
-    assert_readable(figure)
-    for layout, ratio in ratios.items():
-        (bar,) = boxes(figure, f"bar-{layout}-")
-        for gid, even in zip(("early", "level"), EVEN, strict=True):
-            (line,) = (each for each in figure.axes[0].collections if each.get_gid() == f"{gid}-{layout}")
-            x = line.get_segments()[0][0][0]  # type: ignore[attr-defined]
-            assert x - bar.get_x() == pytest.approx(bar.get_width() * even / ratio)
-    alt = describe_step_ratios(ratios, "A step", note)
-    assert "a layout: 2.5 ×" in alt
-    assert "1.33" in alt

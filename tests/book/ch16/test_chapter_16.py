@@ -39,7 +39,7 @@ def test_every_way_costs_no_more_than_the_one_before(grid: str) -> None:
     assert flat[3] > buckets[3]
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (3, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("dp", "tp"), [(3, 1), (1, 2)])
 def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) -> None:
     ranks = launch.run(experiments.take_steps, dp=dp, tp=tp)[0]
     assert len(ranks) == dp * tp
@@ -50,7 +50,8 @@ def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) 
 
 
 def test_a_wrong_count_is_not_as_predicted() -> None:
-    ranks = launch.run(experiments.take_steps)[0]
+    ranks = launch.run(experiments.take_steps)[0]  # one process sends nothing
+    assert experiments.lines(ranks)[-1].endswith("True.")
     ranks[0][experiments.ADAMW] = ranks[0][experiments.ADAMW]._replace(as_predicted=False)
     assert not experiments.all_as_predicted(ranks)
     assert experiments.lines(ranks)[-1].endswith("False.")
@@ -60,14 +61,6 @@ def test_heads_that_tp_does_not_divide_are_refused_in_a_sentence() -> None:
     ending = worlds.answer(WORKER, "--tp", "3")
     assert ending.code == 2
     assert "--tp 3 does not divide the model's 8 heads; choose 1, 2, 4 or 8." in ending.err
-
-
-def test_every_spectrum_is_safe_in_the_stored_sweep() -> None:
-    swept = results.load("step")["spectra"]
-    assert len(swept) == 34
-    for row in swept:
-        assert row["gram"] <= row["bound"]
-        assert row["wide"] < 1e-3 < row["plain"]
 
 
 # ---- What the cells compute -------------------------------------------------------------------------------

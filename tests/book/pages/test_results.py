@@ -220,7 +220,7 @@ TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
         ("regimes", "share.256.muon.0.median", 0.1, 100),
         ("regimes", "share.256.muon.-1.median / share.256.muon.0.median", 0, 0.5),
         ("worlds", "models.moonlight.newton_schulz_once_per_million_tokens", 0.01, 0.1),
-        *[("worlds", MOONLIGHT.format("flat_cut", ranks, "extra_most"), 0, 0.01) for ranks in (32, 64, 128, 256)],
+        *[("worlds", MOONLIGHT.format("flat_cut", ranks, "extra"), 0, 0.01) for ranks in (32, 64, 128, 256)],
         ("worlds", MOONLIGHT.format("flat_cut", 64, "optimizer"), 0.01, 0.03),
         ("worlds", MOONLIGHT.format("flat_cut", 128, "optimizer"), 0.03, 0.1),
         ("worlds", LATER.format(128, "optimizer"), 0.01, 0.03),  # with the batch of nearly all of its training

@@ -14,9 +14,9 @@ from distmuon.verify.prediction import predict_step, predict_transient, predict_
 from muonbook.planner.model_shapes import MODELS, Experts
 from muonbook.planner.owned_worlds import KINDS, plan_part
 from muonbook.planner.parts import every_rank
-from muonbook.planner.planned_worlds import IDLE, Load, PlannedWorld
+from muonbook.planner.planned_worlds import PlannedWorld, undominated
 
-GRIDS = [(4, 2, 3_000_000), (6, 1, 20_000_000), (3, 4, 2**62), (1, 2, 10**7), (16, 2, 400_000)]
+GRIDS = [(4, 2, 3_000_000), (6, 1, 20_000_000), (3, 4, 2**62), (16, 2, 400_000)]
 
 
 @pytest.fixture(params=[(s, g) for s in KINDS for g in GRIDS], ids=lambda p: f"{p[0]}-{p[1][0]}x{p[1][1]}")
@@ -47,27 +47,18 @@ def test_states_are_those_of_every_rank(part: PlannedWorld, muon: bool) -> None:
 
 @pytest.mark.parametrize("muon", [True, False])
 def test_bytes_are_those_of_every_rank(part: PlannedWorld, muon: bool) -> None:
-    moves = every_rank.sent(part, muon)
+    moves = every_rank.Zero1Part(part, muon).sent()
     for group, column in every_rank.by_group(moves).items():
         for place, (dp, tp) in enumerate(ranks(part)):
             alone = predict_step(part.layout, part.tp, dp, part.muon if muon else (), part.strategy, tp_rank=tp)
             assert of_all(part, column)[place] == alone.total(group=group).sent_bytes, (group, dp, tp)
+            if muon:
+                assert of_all(part, part.rank_loads()[0])[place] == alone.total(group="tp").calls
 
 
 def test_work_is_that_of_every_rank(part: PlannedWorld) -> None:
     alone = predict_work(part.strategy, part.layout, part.tp, part.muon)
-    assert of_all(part, np.array(part.rank_loads()[2])).tolist() == [alone[rank] for rank in ranks(part)]
-    mean, most = part.total_load()
-    assert mean.flops == pytest.approx(sum(alone.values()) / len(alone))
-    assert most.flops == max(alone.values())
-
-
-def test_what_a_bucket_waits_for_is_its_slowest_rank(part: PlannedWorld) -> None:
-    """Waits are sums over buckets: at least the slowest rank's own sum, and at most what all ranks do together."""
-    most = part.total_load()[1]
-    for column in range(len(IDLE)):
-        waits = sum(times * max(load[column] for load in kept) for kept, times in part.bucket_groups.items())
-        assert most[column] <= waits <= sum(part.rank_loads()[column])
+    assert of_all(part, part.rank_loads()[2]).tolist() == [alone[rank] for rank in ranks(part)]
 
 
 def test_transient_bytes_are_those_of_the_worst_rank(part: PlannedWorld) -> None:
@@ -88,12 +79,6 @@ def test_a_step_allocates_on_the_worst_rank_what_the_prediction_bounds(part: Pla
         assert every_rank.Zero1Part(part, muon).update_bytes == max(bounds)
 
 
-def test_owners_repeat_nothing_and_gathering_repeats_what_is_cut() -> None:
-    specs, muon = replace(MODELS["gpt2"], layers=3).specs(2)
-    once = {name: plan_part(specs, muon, 4, 2, 10**7, name).total_load()[0].flops for name in KINDS}
-    assert once["owner"] < once["gather_cut"] == once["gather_all"]
-    assert once["blockwise"] != once["owner"]
-
-
-def test_loads_add_up() -> None:
-    assert IDLE.plus(Load(1, 2, 3), 2).plus(Load(1, 1, 1), -1) == Load(1, 3, 5)
+def test_what_a_bucket_waits_for_are_those_whom_nobody_exceeds_in_everything() -> None:
+    columns = np.array([[1, 3, 2, 1, 3], [5, 1, 4, 4, 1]])
+    assert undominated(columns) == ((3, 1), (2, 4), (1, 5))

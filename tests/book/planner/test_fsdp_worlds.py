@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import planner_workers
 import pytest
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
@@ -21,7 +20,7 @@ from muonbook.planner.measured.timed_worlds import FLOAT32
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import MOMENTUM_BYTES
 
-MESHES = [(4, 1), (3, 2), (2, 4), (1, 2), (5, 1), (1, 1)]
+MESHES = [(5, 1), (3, 2), (2, 4), (1, 1)]
 SHAPES = [  # whole, and the dimension that TP cuts
     ((24, 16), 0), ((16, 24), 1), ((24, 16), 0), ((40, 8), 0), ((6, 16), None), ((16, 16), 1), ((1, 8), None),
     ((3, 40), None), ((16, 16), 0),
@@ -83,17 +82,13 @@ def test_states_are_rows(dp: int, tp: int) -> None:
         assert found == alone
 
 
-def test_every_matrix_is_orthogonalized_once() -> None:
-    assert np.sum(part(4, 2).flops()) == np.sum(part(1, 1).flops())
-
-
 # ---- Counted --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2)])
 def test_a_real_step_sends_and_keeps_what_is_planned(dp: int, tp: int) -> None:
     job = Workload(vocabulary=67, width=64, layers=2, heads=4, context=16, sequences=4, bucket_size=20_011)
-    entrants = ["adamw", "gather_all", "gather_cut", "owner", "blockwise", *(["muonw"] if tp == 1 else [])]
+    entrants = ["adamw", "gather_all", "gather_cut", "owner", *(["muonw"] if tp == 1 else [])]
     for rank in launch.run(planner_workers.facts, (job, entrants), dp=dp, tp=tp):
         for name in entrants:
             found = rank[name]

@@ -1,42 +1,32 @@
 """Planned worlds are planned as runs are: same layouts, same bytes, every rank; and the arithmetic on them is exact."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from distmuon.launch import World
-from distmuon.optim import strategies
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.param_groups import groups_for, split_parameters
-from distmuon.optim.strategies.costs import PlannedRank
-from distmuon.sharding.buffers import specs_of
+from distmuon.optim.param_groups import split_parameters
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import FLAT
+from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.prediction import predict_step
-from muonbook.ch15.worlds.planned_steps import TimedWorld, square_cost
+from muonbook.ch15.survey import step_of
 from muonbook.measure.workload import Workload
-from muonbook.planner.algorithms import ALGORITHMS, Algorithm
+from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.cost_model import collectives_of, step_seconds
-from muonbook.planner.fabrics import CORNERS, FABRICS, NODE
+from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import KINDS, plan_part
-from muonbook.planner.parts.step_parts import outer_messages
-from muonbook.planner.planned_worlds import BUCKET_RULES, Load, PlannedWorld, grids, plan_world
+from muonbook.planner.parts.every_rank import outer_messages
+from muonbook.planner.planned_worlds import Load, PlannedWorld, grids
 
-SMALL = [
-    ("gpt2", 16, 4, 3_000_000),
-    ("gpt2", 24, 1, 10**7),
-    ("llama3_8b", 64, 8, 25_000_000),
-    ("moonlight", 4, 2, 10**8),
-]
+SMALL = [("gpt2", 24, 1, 10**7), ("llama3_8b", 64, 8, 25_000_000), ("moonlight", 4, 2, 10**8)]
 
 
 @pytest.fixture(params=SMALL, ids=lambda case: "-".join(map(str, case)))
@@ -45,7 +35,7 @@ def world(request: pytest.FixtureRequest) -> PlannedWorld:
     shape = MODELS[model]
     if model != "gpt2":
         shape = replace(shape, layers=2)
-    return plan_world(shape, dp, tp, bucket_size)
+    return plan_part(*shape.specs(tp), dp, tp, bucket_size, "gather_all")
 
 
 def loads(world: PlannedWorld, dp_rank: int) -> list[Load]:
@@ -64,18 +54,15 @@ def loads(world: PlannedWorld, dp_rank: int) -> list[Load]:
 # Shapes
 
 
-@pytest.mark.parametrize(
-    ("model", "parameters"),
-    [
-        ("gpt2", 124_439_808),
-        ("llama3_8b", 8_030_261_248),
-        ("llama3_70b", 70_553_706_496),
-        ("gpt3_175b", 174_604_259_328),
-        ("llama2_7b", 6_738_415_616),
-    ],
-)
-def test_models_have_the_published_number_of_parameters(model: str, parameters: int) -> None:
-    assert MODELS[model].parameters == parameters
+def test_models_have_the_published_number_of_parameters() -> None:
+    published = {
+        "gpt2": 124_439_808,
+        "llama3_8b": 8_030_261_248,
+        "llama3_70b": 70_553_706_496,
+        "gpt3_175b": 174_604_259_328,
+        "llama2_7b": 6_738_415_616,
+    }
+    assert {model: MODELS[model].parameters for model in published} == published
 
 
 def test_moonlight_has_the_two_numbers_that_its_paper_gives() -> None:
@@ -106,13 +93,6 @@ def test_heads_limit_tp() -> None:
 # Layouts
 
 
-def test_every_rank_of_a_planned_world_is_counted(world: PlannedWorld) -> None:
-    per_rank = [[sum(column) for column in zip(*loads(world, rank), strict=True)] for rank in range(world.dp)]
-    mean, most = world.total_load()
-    assert list(mean) == pytest.approx([sum(column) / world.dp for column in zip(*per_rank, strict=True)], rel=1e-12)
-    assert list(most) == [max(column) for column in zip(*per_rank, strict=True)]
-
-
 def test_bucket_groups_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld) -> None:
     everybody = list(zip(*(loads(world, rank) for rank in range(world.dp)), strict=True))  # by bucket
     for price in (Load(1, 0, 0), Load(0, 1, 0), Load(0, 0, 1), Load(10**9, 10, 1), Load(1, 10**5, 1)):
@@ -124,105 +104,66 @@ def test_bucket_groups_hold_the_slowest_rank_of_every_bucket(world: PlannedWorld
         assert sum(times * max(map(cost, kept)) for kept, times in world.bucket_groups.items()) == exhaustive
 
 
-def test_transient_bytes_are_those_of_the_worst_rank(world: PlannedWorld) -> None:
-    bound = strategies.costs_of("gather_all").allocates
-    ranks = [PlannedRank(world.layout, world.muon, world.tp, rank, compute_bytes=2) for rank in range(world.dp)]
-    worst = max(bound(rank) for rank in ranks)
-    assert world.transient_bytes == worst
-
-
-def test_state_is_that_of_all_ranks_divided(world: PlannedWorld) -> None:
-    whole = [spec.numel for spec in world.layout.specs]
-    padded = sum(bucket.padded for bucket in world.layout.buckets)
-    in_muon = sum(whole[i] for i in world.muon)
-    shared = 4 * padded + 4 * in_muon + 8 * (sum(whole) - in_muon)
-    assert world.state_bytes == pytest.approx(6 * padded + shared / world.dp, abs=1)
-
-
-def test_redundancy_is_one_where_every_rank_has_its_own_matrices() -> None:
-    alone = plan_world(MODELS["gpt2"], 1, 1, 10**9)
-    assert alone.redundancy == (1.0, 1)
-    assert alone.spread == 1.0
-    assert alone.gather_cut_bytes == 0.0
-
-
-def test_redundancy_reaches_every_rank_where_a_bucket_holds_one_matrix() -> None:
-    world = plan_world(MODELS["gpt3_175b"], 512, 2, BUCKET_RULES["ours"](512))
-    assert world.redundancy == (1024.0, 1024)
+@pytest.mark.parametrize(
+    ("model", "dp", "tp", "bucket_size", "redundancy"),
+    [("gpt2", 1, 1, 10**9, 1.0), ("gpt3_175b", 512, 2, DEFAULT_BUCKET_SIZE, 1024.0)],
+)
+def test_redundancy_is_one_on_one_rank_and_all_ranks_where_a_bucket_holds_one_matrix(
+    model: str, dp: int, tp: int, bucket_size: int, redundancy: float
+) -> None:
+    assert plan_part(*MODELS[model].specs(tp), dp, tp, bucket_size, "gather_all").redundancy == redundancy
 
 
 # A step of the real optimizer, on one rank of a large world whose collectives do nothing
 
 
-@pytest.fixture
-def fake_world() -> Iterator[None]:
-    yield
-    dist.destroy_process_group()
+JOB = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
 
 
-@pytest.mark.parametrize(("dp", "tp", "rank"), [(16, 4, 37), (128, 8, 777), (1024, 1, 1023)])
-def test_the_optimizer_sends_what_is_planned(fake_world: None, dp: int, tp: int, rank: int) -> None:
+def fake_step(strategy: str, dp: int, tp: int, rank: int) -> tuple[Grid, DistributedMuon, Ledger]:
+    """Let one rank of a world with NCCL take a step of a small model; return also what torch's dispatcher counted."""
     fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=dp * tp)
-    native = World(rank, dp * tp, dp, tp, "nccl", "cpu", timeout=60.0, threads=1, started=0.0)
-    grid = Grid.of(native)
-    job = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
-    model = job.model(grid.tp)
-    optimizer = DistributedMuon(split_parameters(model), grid, bucket_size=job.bucket_size)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    grid.ledger.clear()
-    optimizer.step()
-    layout, muon, _ = job.plan(dp, tp)
+    try:
+        grid = Grid.of(World(rank, dp * tp, dp, tp, "nccl", "cpu", timeout=60.0, threads=1, started=0.0))
+        model = JOB.model(grid.tp)
+        optimizer = DistributedMuon(split_parameters(model), grid, strategy=strategy, bucket_size=JOB.bucket_size)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        grid.ledger.clear()
+        with CollectiveCounter() as counter:
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()
+    return grid, optimizer, counter.ledger
+
+
+def test_the_optimizer_sends_what_is_planned() -> None:
+    dp, tp = 128, 8
+    grid, *_ = fake_step("gather_all", dp, tp, rank=777)
+    layout, muon, _ = JOB.plan(dp, tp)
     assert grid.ledger == predict_step(layout, tp, grid.dp.rank, muon)
-
-
-def counted_step(strategy: str, rank: int, dp: int) -> tuple[PlannedWorld, Ledger]:
-    """Return a small model's plan, and what a rank's step calls where NCCL would be the backend."""
-    fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=dp)
-    grid = Grid.of(World(rank, dp, dp, 1, "nccl", "cpu", timeout=60.0, threads=1, started=0.0))
-    job = Workload(vocabulary=64, width=64, layers=2, heads=16, context=16, bucket_size=30_011)
-    model = job.model(grid.tp)
-    optimizer = DistributedMuon(split_parameters(model), grid, strategy=strategy, bucket_size=job.bucket_size)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    with CollectiveCounter() as counter:
-        optimizer.step()
-    dist.destroy_process_group()
-    specs = specs_of([pair for group in groups_for(model, "muon") for pair in group["params"]])
-    muon = job.plan(dp, 1)[1]
-    return plan_part(specs, muon, dp, 1, job.bucket_size, strategy), counter.ledger
 
 
 @pytest.mark.parametrize("strategy", KINDS)
 def test_a_plan_charges_what_the_step_calls_over_dp(strategy: str) -> None:
-    """Against torch's dispatcher; `gather_cut`'s all-to-all between neighbours is charged as a ring: see `step_parts`.
+    """Against torch's dispatcher; `gather_cut`'s all-to-all between neighbours is charged as a ring: see `every_rank`.
 
     On NCCL nothing goes straight from every rank to every other but what a shard boundary cuts."""
     dp = 4
-    steps = [counted_step(strategy, rank, dp) for rank in range(dp)]
-    world = steps[0][0]
-    counted = [ledger.total(group="dp").sent_bytes for _, ledger in steps]
-    charged = sum(each.sent_bytes for each in chain(*outer_messages(world).values()) if each.link == "dp")
+    steps = [fake_step(strategy, dp, 1, rank) for rank in range(dp)]
+    ledgers, optimizer = [ledger for *_, ledger in steps], steps[0][1]
+    world = plan_part(optimizer.buffers.layout.specs, list(optimizer.muon), dp, 1, JOB.bucket_size, strategy)
+    counted = [ledger.total(group="dp").sent_bytes for ledger in ledgers]
+    charged = sum(each.sent_bytes for each in outer_messages(world).values() if each.link == "dp")
     assert max(counted) <= charged <= sum(counted)  # of each bucket its slowest rank
-    called = {op for _, ledger in steps for op, group in ledger.by_collective() if group == "dp"}
+    called = {op for ledger in ledgers for op, group in ledger.by_collective() if group == "dp"}
     assert called == {"reduce_scatter", "all_gather"} | ({"all_to_all"} if strategy == "gather_cut" else set())
     if world.has_owners:
         assert counted == [charged] * dp
 
 
 # Wires and time
-
-
-@pytest.mark.parametrize(
-    ("model", "tp", "over", "flat_cut"), [("llama3_8b", 1, 1.003, 1.005), ("moonlight", 2, 1.007, 1.013)]
-)
-def test_owners_without_tp_take_no_longer_than_what_is_cut(model: str, tp: int, over: float, flat_cut: float) -> None:
-    """On 64 GPUs and 4 million tokens: counted elsewhere, without padding, around a ring."""
-    found = [TimedWorld.of(MODELS[model], 64 // tp, tp, ALGORITHMS[name]) for name in ("owner", "flat_cut")]
-    steps = [each.step(FABRICS["nvlink_infiniband"], 1 << 22) for each in found]
-    assert [step.muon / step.adamw for step in steps] == pytest.approx([over, flat_cut], abs=0.001)
 
 
 def test_with_eight_tp_ranks_in_a_node_an_exchange_costs_what_a_ring_does() -> None:
@@ -233,22 +174,16 @@ def test_with_eight_tp_ranks_in_a_node_an_exchange_costs_what_a_ring_does() -> N
     assert ring / exchange == pytest.approx(8 * outside)
 
 
-def test_a_group_within_a_node_has_the_inside_wire() -> None:
-    fabric = FABRICS["nvlink_infiniband"]
-    wires = fabric.links(64, 8)
-    assert wires["tp"] == fabric.inside
-    assert fabric.links(4, 2)["dp"] == fabric.inside
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("tp", [1, 8, 32])
 def test_dp_groups_share_what_leaves_a_node(tp: int) -> None:
     fabric = FABRICS["nvlink_ethernet"]
     wire = fabric.links(4096 // tp, tp)["dp"]
     assert wire.bytes_per_second * min(tp, NODE) == fabric.between.bytes_per_second
 
 
-def test_hops_inside_a_node_are_cheaper() -> None:
+def test_a_group_within_a_node_has_the_inside_wire_and_hops_there_are_cheaper() -> None:
     fabric = FABRICS["nvlink_infiniband"]
+    assert fabric.links(64, 8)["tp"] == fabric.links(4, 2)["dp"] == fabric.inside
     hops = 14 * fabric.inside.alpha_seconds + fabric.between.alpha_seconds  # a ring of 16 in two nodes
     assert fabric.links(16, 1)["dp"].alpha_seconds == pytest.approx(hops / 15)
 
@@ -256,9 +191,9 @@ def test_hops_inside_a_node_are_cheaper() -> None:
 @pytest.mark.parametrize("name", FABRICS)
 def test_a_step_takes_what_the_cost_model_says(name: str) -> None:
     shape = MODELS["gpt2"]
-    world = plan_world(shape, 16, 2, FLAT)  # its slowest rank is a rank's whole step
+    world = plan_part(*shape.specs(2), 16, 2, FLAT, "gather_all")  # its slowest rank is a rank's whole step
     wires = FABRICS[name].links(16, 2)
-    step = TimedWorld.of(shape, 16, 2, ALGORITHMS["flat"]).step(FABRICS[name], 1 << 20)
+    step = step_of("gpt2", 16, 2, ALGORITHMS["flat"], FABRICS[name])
     sizes = {"dp": 16, "tp": 2, "world": 32}
     took = []
     for rank in range(16):
@@ -266,48 +201,4 @@ def test_a_step_takes_what_the_cost_model_says(name: str) -> None:
         small = step_seconds(0.0, [row for row in rows if row.group == "world"], wires, "tree")
         took.append(small + step_seconds(0.0, [row for row in rows if row.group != "world"], wires))
     assert step.communication == pytest.approx(max(took))
-    assert step.muon > step.adamw > step.computation > 0
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_muon_of_no_matrices_would_be_adamw(name: str) -> None:
-    alike = ALGORITHMS[name].adamw
-    assert isinstance(alike, Algorithm)
-    specs, muon = MODELS["gpt2"].specs(2)
-    fabric = FABRICS["one_wire"]
-    links = fabric.links(16, 2) | {"mesh": fabric.exchange(32, 1)}
-    plain = alike.lay_out(specs, muon, 16, 2).update_seconds(links, fabric.flops_per_second)
-    assert plain.get("momentum", 0) == plain.get("Newton–Schulz", 0) == plain.get("blocks over TP", 0) == 0
-    step = TimedWorld.of(MODELS["gpt2"], 16, 2, ALGORITHMS[name]).step(fabric, 1 << 20)
-    assert step.plain_update == plain
-    assert step.extra == pytest.approx((step.muon - step.adamw) / (step.computation + step.activations))
-    assert step.muon == pytest.approx((1 + step.optimizer) * (step.computation + step.activations))
-
-
-def test_a_batch_twice_as_large_takes_twice_the_passes_and_the_same_update() -> None:
-    world = TimedWorld.of(MODELS["gpt2"], 16, 2, ALGORITHMS["muonw"])
-    small, large = (world.step(FABRICS["nvlink_ethernet"], tokens) for tokens in (1 << 20, 1 << 21))
-    assert [2 * part for part in small[:3]] == pytest.approx(large[:3])
-    assert small.gathers > 0
-    assert small.update == large.update
-
-
-def test_a_model_without_a_place_does_not_fit_and_a_flat_buffer_takes_room() -> None:
-    shape = MODELS["llama3_70b"]
-    flat, bucketed = (TimedWorld.of(shape, 16, 8, ALGORITHMS[name]) for name in ("flat", "bucketed"))
-    assert (flat.fits, flat.has_room) == (True, False)
-    assert bucketed.has_room
-    assert not TimedWorld.of(shape, 64, 2, ALGORITHMS["bucketed"]).fits
-    assert not bucketed.admits(16 * shape.context - 1)
-
-
-def test_square_costs_nothing_where_it_is_best_and_is_none_where_heads_forbid_it() -> None:
-    by_t = {tp: TimedWorld.of(MODELS["gpt2"], 16 // tp, tp, ALGORITHMS["bucketed"]) for tp in (1, 2, 4)}
-    assert square_cost(by_t, {1: 3.0, 2: 2.0, 4: 1.0}) == 0.0
-    assert square_cost(by_t, {1: 1.0, 2: 2.0, 4: 3.0}) == 2.0
-    assert square_cost({1: by_t[1]}, {1: 1.0}) is None
-
-
-def test_assumptions_are_mixed_in_every_way() -> None:
-    assert len(set(CORNERS)) == 16
-    assert {factor for scale in CORNERS for factor in scale} == {0.5, 2.0}
+    assert step.muon > step.adamw > step.passes > 0

@@ -42,7 +42,7 @@ from distmuon.optim.newton_schulz import (
     singular_values,
     unit_frobenius_,
 )
-from muonbook.ch16.spectra_sweep import gram_errors, spectra
+from tools.spectra_sweep import gram_errors, spectra
 
 CLASSIC = (15 / 8, -10 / 8, 3 / 8)  # converges to exactly 1 from everywhere in (0, 1]
 FIVE = [MUON] * 5

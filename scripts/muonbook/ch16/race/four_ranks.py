@@ -1,4 +1,5 @@
-"""The race: ours, torch.optim.Muon and others take the same step in turns, and so do its bare matrix products.
+"""What ranks do in the race: ours, torch.optim.Muon and others take the same step in turns, and so do its bare matrix
+products; and whole training steps of ours, with one owner per matrix or not, over ZeRO-1 AdamW's.
 
 Gradients are reduced already, and are where each entrant wants them: what is timed is the optimizer alone, from the
 momentum to new parameters and, where they are published, to all of them on every rank. The matrices are those of four
@@ -8,7 +9,6 @@ transformer layers: query, key, value and output, up and down.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,21 +17,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from distmuon.launch import World
 from distmuon.optim.coefficients import MUON
 from distmuon.optim.distributed_muon import DistributedMuon
 from distmuon.optim.fast_paths import fast_dtype, has_matrix_unit
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.overlap import PipelinedMuon
+from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import Bucket
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_parallel import mark
-from distmuon.verify.counter import CollectiveCounter
-from muonbook.ch16.race.tables import COMPILED
 from muonbook.measure import interleaved_timing, results
+from muonbook.measure.baselines import Trainer, make_muon, make_zero1, sliced_model
+from muonbook.measure.workload import TIMED, Workload, batches, pixels
 from muonbook.peers import make_importable
 
 LR, DECAY, MOMENTUM, STEPS = 0.02, 0.1, 0.95, 5
@@ -80,8 +78,6 @@ class BareProducts:
     def __init__(self, shapes: Sequence[Shape], grid: Grid, dtype: torch.dtype) -> None:
         work = {index: float(flops(shape, STEPS)) for index, shape in enumerate(shapes)}
         owner = balance(work, grid.world.size)
-        loads = [sum(work[i] for i in work if owner[i] == rank) for rank in range(grid.world.size)]
-        self.heaviest_over_mean = max(loads) * len(loads) / sum(loads)
         self.mine = [self._memory(sorted(shapes[i]), dtype) for i in work if owner[i] == grid.world.rank]
 
     @staticmethod
@@ -101,36 +97,15 @@ class BareProducts:
 # ---- Ours -------------------------------------------------------------------------------------------------
 
 
-class UnpublishedMuon(DistributedMuon):
-    """Distributed Muon whose owners keep their new parameters to themselves."""
-
-    def all_gather(self, bucket: Bucket) -> None:
-        """Send nothing."""
+OURS = ("gather_all", "gather_cut", "owner")
 
 
-OURS: dict[str, dict[str, Any]] = {  # name -> options of `ours`
-    "gather_all": {"strategy": "gather_all"},
-    "gather_cut": {"strategy": "gather_cut"},
-    "owner_standard_form": {"strategy": "owner", "ns_form": "standard"},
-    "owner": {"strategy": "owner"},
-    "owner_pipelined": {"strategy": "owner", "optimizer": PipelinedMuon},
-    "owner_updates": {"strategy": "owner", "publish": "updates"},
-    "owner_updates_pipelined": {"strategy": "owner", "publish": "updates", "optimizer": PipelinedMuon},
-}
-
-
-def ours(
-    matrices: Matrices,
-    grid: Grid,
-    optimizer: type[DistributedMuon] = DistributedMuon,
-    dtype: torch.dtype = torch.float32,
-    **options: Any,
-) -> Entrant:
+def ours(matrices: Matrices, grid: Grid, strategy: str) -> Entrant:
     """Return one of our strategies, its gradients reduced to their owners once and for all."""
     blocks = matrices.of_rank(grid)
     cut = zip(blocks, matrices.tp_split_dims, strict=True)
-    parameters = [mark(nn.Parameter(torch.zeros_like(block, dtype=dtype)), dim) for block, dim in cut]
-    made = optimizer(parameters, grid, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, **options)
+    parameters = [mark(nn.Parameter(torch.zeros_like(block)), dim) for block, dim in cut]
+    made = DistributedMuon(parameters, grid, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, strategy=strategy)
     for parameter, block in zip(parameters, blocks, strict=True):
         parameter.grad = block.clone()
     with torch.no_grad():
@@ -149,20 +124,9 @@ def replicas(matrices: Matrices) -> list[nn.Parameter]:
     return parameters
 
 
-def rows(matrices: Matrices, grid: Grid) -> list[nn.Parameter]:
-    """Return parameters cut over DP by rows, as FSDP2 does it, with their gradients."""
-    assert grid.mesh is not None
-    mesh = grid.mesh["dp"]
-    parameters = []
-    for gradient in matrices.gradients:
-        parameter = nn.Parameter(distribute_tensor(torch.zeros_like(gradient), mesh, [Shard(0)]))
-        parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
-        parameters.append(parameter)
-    return parameters
-
-
-def torchs(parameters: list[nn.Parameter]) -> Entrant:
-    """Return torch.optim.Muon on these."""
+def torchs(matrices: Matrices) -> Entrant:
+    """Return torch.optim.Muon, every rank at all matrices."""
+    parameters = replicas(matrices)
     options: dict[str, Any] = {"adjust_lr_fn": "match_rms_adamw", "ns_steps": STEPS, "ns_coefficients": MUON}
     made = torch.optim.Muon(parameters, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, **options)
     return Entrant(parameters, made.step)
@@ -181,27 +145,19 @@ def keller_jordan(matrices: Matrices) -> Entrant:
     return Entrant(parameters, made.step, feed)
 
 
-def dion(parameters: list[nn.Parameter], grid: Grid, compiled: bool) -> Entrant:
-    """Return dion's Muon, on whole parameters or on rows, as fast on a CPU as we can make it.
+def dion(matrices: Matrices, grid: Grid) -> Entrant:
+    """Return dion's Muon, which torch.compile compiles, as fast on a CPU as we can make it.
 
     Its all-to-all of lists, which on gloo torch replaces by an all-gather of four times the bytes, is exchanged for an
-    all-to-all. Not compiled, its functions for torch.compile run as they are written, and its Newton–Schulz is
-    exchanged, by the option that it has for that, for one whose sums are fused into the products.
+    all-to-all.
     """
-    assert grid.mesh is not None
+    parameters = replicas(matrices)
     vars(importlib.import_module("dion.megabatch_base"))["dist"] = _WithAllToAll()
-    mesh = grid.mesh["dp"] if isinstance(parameters[0], DTensor) else grid.dp.process_group
     options: dict[str, Any] = {"nesterov": True, "adjust_lr": "rms_norm"}
-    options |= {} if compiled else {"newton_schulz_func": fused_quintics}
     made = importlib.import_module("dion.muon").Muon(
-        parameters, mesh, lr=LR, mu=MOMENTUM, weight_decay=DECAY, **options
+        parameters, grid.dp.process_group, lr=LR, mu=MOMENTUM, weight_decay=DECAY, **options
     )
-
-    def step() -> None:
-        with torch.compiler.set_stance("default" if compiled else "force_eager"):
-            made.step()
-
-    return Entrant(parameters, step)
+    return Entrant(parameters, made.step)
 
 
 class _WithAllToAll:
@@ -218,91 +174,37 @@ class _WithAllToAll:
         return work
 
 
-def fused_quintics(
-    matrices: Tensor,  # [n, A, B] or [A, B]
-    epsilon: float | Tensor,
-) -> Tensor:  # as `matrices`, bfloat16
-    """Run Newton–Schulz as simply as it goes, two of three products with a sum: the fastest that we could hand dion."""
-    x = matrices.bfloat16()
-    tall = x.shape[-2] > x.shape[-1]
-    x = (x.mT if tall else x) / (x.norm(dim=(-2, -1), keepdim=True) + epsilon)
-    a, b, c = MUON
-    multiply_add = torch.addmm if x.ndim == 2 else torch.baddbmm
-    for _ in range(STEPS):
-        gram = x @ x.mT
-        x = multiply_add(x, multiply_add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
-
-
-def published(entrant: Entrant, grid: Grid) -> Entrant:
-    """Return an entrant with rows that, after its step, also gathers all rows in bfloat16, as FSDP2 would forward."""
-
-    def step() -> None:
-        entrant.step()
-        mine = torch.cat([parameter.to_local().detach().reshape(-1).bfloat16() for parameter in entrant.parameters])
-        grid.dp.all_gather(mine, "parameters")
-
-    return Entrant(entrant.parameters, step, entrant.feed)
-
-
 # ---- The race ---------------------------------------------------------------------------------------------
 
 
-def entrants(matrices: Matrices, grid: Grid, others: Sequence[str], compiler: bool = False) -> dict[str, Make]:
+def entrants(matrices: Matrices, grid: Grid, others: Sequence[str]) -> dict[str, Make]:
     """Return how to make everybody who can run on this grid: name -> () -> entrant.
 
-    others: of `peers.PEERS`, those that are here. compiler: whether there is one, for which torch.compile writes C++.
+    others: of `peers.PEERS`, those that are here.
     """
-    found: dict[str, Make] = {name: partial(ours, matrices, grid, **options) for name, options in OURS.items()}
-    owner = partial(ours, matrices, grid, strategy="owner")
-    found["owner_bfloat16_model"] = partial(owner, dtype=torch.bfloat16)
-    found["owner_unpublished_standard_form"] = partial(owner, UnpublishedMuon, ns_form="standard")
-    found["owner_unpublished"] = partial(owner, UnpublishedMuon)
+    found: dict[str, Make] = {name: partial(ours, matrices, grid, name) for name in OURS}
     if grid.tp.size > 1:
         return found
-    found["torch_replicated"] = lambda: torchs(replicas(matrices))
-    found["torch_dtensor"] = lambda: torchs(rows(matrices, grid))
+    found["torch_replicated"] = partial(torchs, matrices)
     if "keller_jordan" in others:
         found["keller_jordan"] = partial(keller_jordan, matrices)
     if "dion" in others:
-        for how in [False, True][: 1 + compiler]:
-            kind = COMPILED * how
-            found[f"dion_{kind}replicated"] = lambda how=how: dion(replicas(matrices), grid, how)  # type: ignore[misc]
-            found[f"dion_{kind}rows"] = lambda how=how: dion(rows(matrices, grid), grid, how)  # type: ignore[misc]
-            found[f"dion_{kind}rows_published"] = partial(_published_rows, matrices, grid, how)
+        found["dion_compiled_replicated"] = partial(dion, matrices, grid)
     return found
 
 
-def _published_rows(matrices: Matrices, grid: Grid, compiled: bool) -> Entrant:
-    return published(dion(rows(matrices, grid), grid, compiled), grid)
-
-
 def race(
-    world: World,
-    rounds: int,
-    others: Sequence[str],
-    folder: str | None,
-    compiler: bool,
-    layers: int,
-    width: int,
-    matrix_unit: bool = True,
+    world: World, rounds: int, others: Sequence[str], folder: str | None, layers: int, width: int
 ) -> dict[str, Any] | None:
-    """Let all take their steps in turns; on rank 0, return each one's time over the products', and what a rank sends.
+    """Let all take their steps in turns; on rank 0, return each one's time over the products'.
 
-    folder: of clones. others, compiler: see `entrants`. matrix_unit: False forbids oneDNN to use the
-    CPU's.
+    folder: of clones. others: see `entrants`.
     """
-    if not matrix_unit:
-        forbid_matrix_unit()
     make_importable(others, folder)
     grid, matrices = Grid.of(world), Matrices.of_layers(layers, width)
     dtype = fast_dtype(grid.device, torch.float32)
-    makers, products = entrants(matrices, grid, others, compiler), BareProducts(matrices.shapes, grid, dtype)
-    running = {name: makers[name]() for name in makers}
-    eager = [name for name in running if COMPILED not in name]
-    sent = {name: sent_bytes(running[name]) for name in eager}
-    # torch.compile refuses to be watched; what is sent is the same
-    sent |= {name: sent[name.replace(COMPILED, "")] for name in running if COMPILED in name}
+    running = {name: make() for name, make in entrants(matrices, grid, others).items()}
+    products = BareProducts(matrices.shapes, grid, dtype)
     steps = {"products": products.step} | {name: entrant.step for name, entrant in running.items()}
 
     def before(name: str) -> None:
@@ -313,36 +215,19 @@ def race(
     seconds = interleaved_timing.take_turns(
         {name: to_the_last(step, grid) for name, step in steps.items()}, rounds, before=before
     )
-    everywhere = world.gather(sent)
-    if everywhere is None:
+    if world.rank:
         return None
-    found = {}
-    for name in running:
-        ratio = results.spread(interleaved_timing.ratios(seconds[name], seconds["products"]))
-        ratio["of_minima"] = min(seconds[name]) / min(seconds["products"])
-        found[name] = {"ratio": ratio, "sent_bytes": sum(one[name] for one in everywhere) / len(everywhere)}
+    floor = seconds["products"]
     return {
         "matrices": {f"{a}x{b}": matrices.shapes.count((a, b)) for a, b in dict.fromkeys(matrices.shapes)},
         "dtype": str(dtype).removeprefix("torch."),
         "fast_bfloat16": dtype == torch.bfloat16,
         "matrix_unit": has_matrix_unit(),
-        "heaviest_over_mean": products.heaviest_over_mean,
         "floor_milliseconds": 1e3 * interleaved_timing.medians(seconds)["products"],
-        "entrants": found,
+        "entrants": {
+            name: {"ratio": results.spread(interleaved_timing.ratios(seconds[name], floor))} for name in running
+        },
     }
-
-
-def forbid_matrix_unit() -> None:
-    """Let oneDNN do without the CPU's matrix unit. It asks at this process's first product."""
-    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
-
-
-def sent_bytes(entrant: Entrant) -> int:
-    """Take a step; return the bytes that this rank sends in it, as torch's dispatcher counts them."""
-    entrant.feed()
-    with CollectiveCounter() as counter:
-        entrant.step()
-    return counter.ledger.total().sent_bytes
 
 
 def to_the_last(step: Callable[[], object], grid: Grid) -> Callable[[], None]:
@@ -359,3 +244,47 @@ def meet(grid: Grid) -> None:
     """Wait for all ranks."""
     if grid.world.size > 1:
         dist.barrier()
+
+
+# ---- Whole training steps -------------------------------------------------------------------------------------
+
+
+def make_owner(workload: Workload, grid: Grid, publish: str = "parameters") -> Trainer:
+    """Return the trainer that differs from the baseline "muon" in its strategy alone, and in what is sent back."""
+    model = sliced_model(workload, grid)
+    options = workload.hyperparameters | {"bucket_size": workload.bucket_size}
+    optimizer = DistributedMuon(groups_for(model, "muon"), grid, strategy="owner", publish=publish, **options)
+    return Trainer(model, [optimizer])
+
+
+MAKE: dict[str, Callable[[Workload, Grid], Trainer]] = {
+    "zero1": make_zero1,
+    "gather_all": make_muon,
+    "owner": make_owner,
+    "owner_updates": partial(make_owner, publish="updates"),
+}
+
+
+def compare_training_steps(
+    world: World, sequences: Sequence[int], rounds: int, workload: Workload = TIMED
+) -> list[dict[str, Any]] | None:
+    """Let all train in turns, with so many sequences per DP rank; on rank 0, return a row for each number of them: the
+    spread of the slowest rank's time over ZeRO-1's."""
+    grid, found = Grid.of(world), []
+    corpus = pixels(grid, workload.context)
+    trainers = {name: make(workload, grid) for name, make in MAKE.items()}
+    for each in sequences:
+        sized = workload.shared_by(world.dp, each)
+        batch = next(batches(sized, corpus, world.dp, grid.dp.rank))
+        acts = {name: partial(trainer.step, batch) for name, trainer in trainers.items()}
+        everywhere = world.gather(interleaved_timing.take_turns(acts, rounds, before=lambda _: dist.barrier()))
+        if everywhere is None:
+            continue
+        slowest = {
+            name: [max(times) for times in zip(*(rank[name] for rank in everywhere), strict=True)] for name in MAKE
+        }
+        ratios = {name: interleaved_timing.ratios(slowest[name], slowest["zero1"]) for name in MAKE if name != "zero1"}
+        found.append(
+            {"tokens": sized.tokens} | {name: {"ratio": results.spread(each)} for name, each in ratios.items()}
+        )
+    return found if world.rank == 0 else None

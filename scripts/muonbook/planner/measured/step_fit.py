@@ -34,7 +34,7 @@ Constants = Mapping[str, float]  # by the names in MEANINGS
 
 
 class TimedStep(NamedTuple):
-    """One entrant's step in one world. asked: as `timed_worlds.Asked` has it. seconds: of the slowest rank, the lower
+    """One entrant's step in one world. asked: as `timed_worlds.asked` has it. seconds: of the slowest rank, the lower
     quartile of all rounds."""
 
     world: str

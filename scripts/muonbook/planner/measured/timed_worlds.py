@@ -7,23 +7,24 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from distmuon.launch import World
+from distmuon.optim import strategies
 from distmuon.optim.param_groups import groups_for
 from distmuon.sharding.buffers import specs_of
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.ledger import Ledger, Traffic
+from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import interleaved_timing
 from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
 from muonbook.measure.workload import Workload, batches, pixels
-from muonbook.planner.cost_model import exchanged_bytes, hops
+from muonbook.planner.cost_model import demand
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
@@ -33,28 +34,6 @@ from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
 FLOAT32 = Dtypes("float32", "float32", "float32")
 LARGEST = WorldSetting(MODELS["kimi_k2"], Degrees(128, 8, 8, 64))  # a trillion parameters on 8,192 ranks
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What one step asks of a rank.
-
-    passes, orthogonalizing: FLOPs of forward and backward, and of Newton–Schulz, the second the mean over ranks.
-    elements: that are reduced or updated. parameters: of the model. matrices: that the rank orthogonalizes. units:
-    gathers and reductions that FSDP2 makes. messages: one after the other. ring_bytes: that it sends in rings,
-    exchange_bytes: straight to others. ranks: of the world.
-    """
-
-    passes: float
-    orthogonalizing: float
-    elements: int
-    parameters: int
-    matrices: float
-    units: int
-    messages: int
-    ring_bytes: int
-    exchange_bytes: int
-    ranks: int
 
 
 def plan_the_largest(world: World) -> dict[str, float]:
@@ -72,22 +51,29 @@ def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds
     "predicted_bytes", and what the plan says it is "asked".
     """
     grid = Grid.of(world)
-    data = batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank)
-    batch, found, trainers = next(data), dict[str, dict[str, Any]](), dict[str, Trainer]()
+    batch = next(batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank))
+    found = timed({name: make(name, workload, grid) for name in entrants}, batch, rounds)
     for name in entrants:
-        trainers[name] = trainer = make(name, workload, grid)
         part, ledger = planned(name, workload, grid)
+        found[name]["predicted_bytes"] = ledger.total().sent_bytes
+        found[name]["asked"] = asked(part, ledger, workload, grid)
+    return found
+
+
+def timed(trainers: Mapping[str, Trainer], batch: tuple[Tensor, Tensor], rounds: int) -> dict[str, dict[str, Any]]:
+    """Let trainers take steps in turn for `rounds` rounds, after one of each that makes state and buckets.
+
+    Return per trainer this rank's "seconds" of every step, and its "sent_bytes" in one, as torch's dispatcher counted
+    them. Collective.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, trainer in trainers.items():
         with CollectiveCounter() as counter:
             trainer.step(batch)
-        found[name] = {
-            "sent_bytes": counter.ledger.total().sent_bytes,
-            "predicted_bytes": ledger.total().sent_bytes,
-            "asked": asdict(asked(name, part, ledger, workload, grid)),
-        }
+        found[name] = {"sent_bytes": counter.ledger.total().sent_bytes}
     acts = {name: partial(trainer.step, batch) for name, trainer in trainers.items()}
-    for name, seconds in interleaved_timing.take_turns(acts, rounds, before=lambda _: dist.barrier()).items():
-        found[name]["seconds"] = seconds
-    return found
+    seconds = interleaved_timing.take_turns(acts, rounds, warm_up=0, before=lambda _: dist.barrier())
+    return {name: found[name] | {"seconds": seconds[name]} for name in trainers}
 
 
 def make(name: str, workload: Workload, grid: Grid) -> Trainer:
@@ -108,11 +94,11 @@ def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | Fsdp
     if name == "muonw":
         units = units_of(specs)
         part = FsdpPart(specs, frozenset(muon), dp, tp, units, dtypes=FLOAT32)
-        for op, (calls, payload, sent) in zip(("all_gather", "reduce_scatter"), part.gathers().values(), strict=True):
-            _add(ledger, op, "dp", Traffic(calls, payload, sent))
+        for op, (_, payload, sent) in zip(("all_gather", "reduce_scatter"), part.gathers().values(), strict=True):
+            ledger.record(op, "dp", 2, payload, "FSDP2", sent_bytes=sent)
         for label, amounts in zip(("momentum", "updates"), part.exchanged(), strict=True):
             if amounts.any():
-                _add(ledger, "all_to_all", "mesh", Traffic(1, 0, int(amounts[grid.world.rank])), label)
+                ledger.record("all_to_all", "mesh", 2, 0, label, sent_bytes=int(amounts[grid.world.rank]))
         return part, ledger
     strategy = "gather_all" if name == "adamw" else name
     world = plan_part(specs, muon, dp, tp, workload.bucket_size, strategy)
@@ -120,40 +106,31 @@ def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | Fsdp
     return Zero1Part(world, name != "adamw"), ledger
 
 
-def _add(ledger: Ledger, op: str, group: str, traffic: Traffic, label: str = "FSDP2") -> None:
-    one = Ledger()
-    one.record(op, group, 2, traffic.payload_bytes, label, sent_bytes=traffic.sent_bytes)
-    ledger.add(one)
+def asked(part: Zero1Part | FsdpPart, ledger: Ledger, workload: Workload, grid: Grid) -> dict[str, float]:
+    """Return what one step asks of a rank, from the plan.
 
-
-def asked(name: str, part: Zero1Part | FsdpPart, ledger: Ledger, workload: Workload, grid: Grid) -> Asked:
-    """Return what a step asks, from the plan."""
-    sizes = {"dp": grid.dp.size, "tp": grid.tp.size, "world": grid.world.size, "mesh": grid.world.size}
-    specs = part.specs if isinstance(part, FsdpPart) else part.world.layout.specs
-    tables = ("tokens.weight", "positions.weight")
-    matrices = sum(spec.numel for spec in specs if len(spec.shape) == 2 and spec.name not in tables)
-    exchanged = exchanged_bytes(ledger)
-    work = part.flops()
-    return Asked(
-        passes=6.0 * matrices * workload.tokens / grid.dp.size,
-        orthogonalizing=float(work.mean()),
-        elements=sum(spec.numel for spec in specs),
-        parameters=len(specs),
-        matrices=_orthogonalized(part, grid.world.size),
-        units=sum(calls for calls, *_ in part.gathers().values()) if isinstance(part, FsdpPart) else 0,
-        messages=sum(traffic.calls * hops(entry.op, sizes[entry.group]) for entry, traffic in ledger),
-        ring_bytes=ledger.total().sent_bytes - exchanged,
-        exchange_bytes=exchanged,
-        ranks=grid.world.size,
-    )
-
-
-def _orthogonalized(part: Zero1Part | FsdpPart, ranks: int) -> float:
-    """Return how many matrices a rank orthogonalizes, on average."""
+    passes, orthogonalizing: FLOPs of forward and backward, and of Newton–Schulz, the second the mean over ranks.
+    elements: that are reduced or updated. parameters: of the model. matrices: that the rank orthogonalizes, on average.
+    units: gathers and reductions that FSDP2 makes. ranks: of the world. Beside them its `demand`.
+    """
+    ranks = grid.world.size
     if isinstance(part, FsdpPart):
-        return len(part.muon) / ranks
-    if not part.muon:
-        return 0.0
-    world = part.world
-    owners = sum(len(world.layout.owners(b, i)) for b in world.layout.buckets for i in b.params if i in world.muon)
-    return owners / world.dp if world.strategy != "owner" else len(world.muon) / ranks
+        specs, matrices, units = part.specs, len(part.muon), sum(calls for calls, *_ in part.gathers().values())
+    else:
+        world, tasks = part.world, strategies.costs_of(part.world.strategy).tasks
+        assert tasks is not None
+        every = tasks(world.layout, world.muon, world.tp) if part.muon else ()
+        specs, matrices, units = world.layout.specs, sum(len(task.ranks) for task in every), 0
+    tables = ("tokens.weight", "positions.weight")
+    multiplied = sum(spec.numel for spec in specs if len(spec.shape) == 2 and spec.name not in tables)
+    sizes = {"dp": grid.dp.size, "tp": grid.tp.size, "world": ranks, "mesh": ranks}
+    return {
+        "passes": 6.0 * multiplied * workload.tokens / grid.dp.size,
+        "orthogonalizing": float(part.flops().mean()),
+        "elements": sum(spec.numel for spec in specs),
+        "parameters": len(specs),
+        "matrices": matrices / ranks,
+        "units": units,
+        **demand(ledger, sizes),
+        "ranks": ranks,
+    }

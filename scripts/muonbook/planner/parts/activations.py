@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmuon.sharding.layout import ITEM_BYTES
+from distmuon.sharding.ledger import Ledger
 from muonbook.planner.model_shapes import Shape, Weight
-from muonbook.planner.parts.step_parts import ACTIVATION_BYTES, Messages, activation_messages
+from muonbook.planner.parts.every_rank import Messages, messages_of
 from muonbook.planner.stages import BLOCK, Degrees, StageWeights
 
+ACTIVATION_BYTES = ITEM_BYTES["bfloat16"]
 LOGIT_BYTES = ITEM_BYTES["float32"]
 
 
@@ -96,7 +98,10 @@ class StageActivations:
         once = 2 * self.weights.layers
         all_reduces = (once + self.is_first) + (once + self.is_last) + once * self.recompute
         again = (once + self.is_last) * self.sequence_parallel
-        return activation_messages(self.shape, self.degrees.tp, all_reduces, again)
+        ledger, tp, payload = Ledger(), self.degrees.tp, self.shape.context * self.shape.width * ACTIVATION_BYTES
+        ledger.record("all_reduce", "tp", tp, payload, "activations", all_reduces)
+        ledger.record("all_gather", "tp", tp, payload, "activations", again)
+        return messages_of(ledger, "activations", "tp", {"tp": tp})
 
 
 def _layer(weight: Weight) -> str:

@@ -1,7 +1,20 @@
-"""What every rank of a planned world holds and sends, all of them at once, to the byte: arrays over ranks.
+"""What every rank of a planned world holds and sends, all of them at once, to the byte; and what a step waits for.
 
 `model_states.predict_shards` and `prediction.predict_step` say the same of one rank. Asking them 8,192 times takes
-hours; here a sweep over the map answers for all, and tests hold the two equal on small worlds.
+hours; here a sweep over the map answers for all, in arrays over ranks, and tests hold the two equal on small worlds.
+A step waits for the slowest rank of every move:
+
+    gradients        reduce-scatter over DP, bucket by bucket
+    momentum         over DP, bucket by bucket, where a strategy sends it
+    orthogonalizing  moves over TP and Newton–Schulz of a bucket's slowest rank, for which all others wait
+    parameters       all-gather over DP, bucket by bucket
+    summary          one small all-reduce of everybody, down and up a tree
+
+One after the other: nothing overlaps, as in this book's optimizer. Elementwise arithmetic is left out.
+
+Shards go around NCCL's rings. The parcels of `gather_cut` go to those ranks alone that own a part of the same matrix.
+Of two owners, neighbours, they load the links as a ring does, and so they are charged; where a matrix has many owners
+they take longer than that.
 """
 
 from __future__ import annotations
@@ -9,21 +22,38 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from distmuon.sharding.gradients import statistics_bytes
+from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
-from distmuon.sharding.ledger import ring_bytes
+from distmuon.sharding.ledger import Ledger
 from distmuon.verify.prediction import STATISTICS_BYTES
-from muonbook.planner.cost_model import TP_EXCHANGE, LinkCost
-from muonbook.planner.parts.step_parts import Messages, orthogonalizing_seconds, outer_messages
+from muonbook.planner.cost_model import TP_EXCHANGE, LinkCost, hops
 from muonbook.planner.planned_worlds import PlannedWorld
 
 Move = tuple[str, str]  # the group in which it sends, and what: ("dp", "gradients")
-MOVES: tuple[Move, ...] = (("dp", "gradients"), ("world", "statistics"), ("dp", "momentum"), ("tp", "momentum"),
-                           ("dp", "parameters"))  # fmt: skip
+
+
+class Messages(NamedTuple):
+    """What goes over one link: hops, one after the other, and bytes that a rank sends. link: its name in
+    `Fabric.links`."""
+
+    link: str
+    hops: int
+    sent_bytes: float
+
+    def seconds(self, links: Mapping[str, LinkCost]) -> float:
+        link = links[self.link]
+        return self.hops * link.alpha_seconds + self.sent_bytes / link.bytes_per_second
+
+
+def messages_of(ledger: Ledger, label: str, group: str, sizes: Mapping[str, int], latency: str = "ring") -> Messages:
+    """Return what a ledger has of some collectives. label: how theirs begins. sizes: ranks of every group."""
+    found = [(entry, traffic) for entry, traffic in ledger if entry.group == group and entry.label.startswith(label)]
+    steps = sum(traffic.calls * hops(entry.op, sizes[group], latency) for entry, traffic in found)
+    return Messages(group, steps, sum(traffic.sent_bytes for _, traffic in found))
 
 
 def states(world: PlannedWorld, muon: bool = True) -> dict[str, np.ndarray]:
@@ -50,22 +80,42 @@ def states(world: PlannedWorld, muon: bool = True) -> dict[str, np.ndarray]:
     return found
 
 
-def sent(world: PlannedWorld, muon: bool = True) -> dict[Move, np.ndarray]:
-    """Return {move: int64 bytes that every rank sends in a step}, [D], or [D x T] where TP ranks of a row differ."""
-    loads = world.rank_loads()[1] if muon else [0] * world.dp
-    alike = world.tp if len(loads) > world.dp else 1
-    gradients, parameters = np.zeros(world.dp, np.int64), np.zeros(world.dp, np.int64)
-    for bucket in world.layout.buckets:
-        buffer, sent_numel = world.layout.buffers[bucket.buffer_idx], (world.dp - 1) * bucket.shard_size
-        gradients += ITEM_BYTES[buffer.grad_dtype] * sent_numel
-        parameters += ITEM_BYTES[buffer.param_dtype] * sent_numel
-    momentum = sum(world.momentum_sent(), np.zeros(world.dp, np.int64)) if muon else np.zeros(world.dp, np.int64)
-    ranks = world.dp * world.tp
-    everybody = ring_bytes("all_reduce", statistics_bytes(len(world.layout.specs)), ranks)
-    columns = (gradients, np.full(world.dp, everybody, np.int64), momentum, parameters)
-    outer = [np.repeat(column, alike) for column in columns]
-    tp = np.array(loads, np.int64)
-    return dict(zip(MOVES, (outer[0], outer[1], outer[2], tp, outer[3]), strict=True))
+def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, Messages]:
+    """Return "gradients", "momentum", "parameters" and "summary" of one step; of what differs, each bucket's slowest.
+
+    muon: False: AdamW for everything.
+    """
+    ledger, sizes = world.ledger(muon=muon), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
+    momentum = messages_of(ledger, "momentum", "dp", sizes)
+    if muon and world.strategy == "gather_cut":
+        momentum = momentum._replace(sent_bytes=sum(int(each.max()) for each in world.momentum_sent()))
+    return {
+        "gradients": _shards(world, "reduce_scatter", "grad_dtype"),
+        "momentum": momentum,
+        "parameters": _shards(world, "all_gather", "param_dtype"),
+        "summary": messages_of(ledger, STATISTICS_LABEL, "world", sizes, "tree"),
+    }
+
+
+def _shards(world: PlannedWorld, op: str, dtype: str) -> Messages:
+    """Return what a collective of every bucket asks: D - 1 shards, around a ring. dtype: "grad_dtype" and the like."""
+    layout = world.layout
+    own = sum(ITEM_BYTES[getattr(layout.buffers[b.buffer_idx], dtype)] * b.shard_size for b in layout.buckets)
+    return Messages("dp", len(layout.buckets) * hops(op, world.dp), (world.dp - 1) * own)
+
+
+def orthogonalizing_seconds(
+    groups: Mapping[tuple, int], tp: int, link: LinkCost, flops_per_second: float
+) -> dict[str, float]:
+    """Return "orthogonalizing", and the part of it that is "tp_gather". groups: `PlannedWorld.bucket_groups`."""
+    alpha, rate = hops("all_gather", tp) * link.alpha_seconds, link.bytes_per_second
+    found = {"orthogonalizing": 0.0, "tp_gather": 0.0}
+    for loads, times in groups.items():
+        gathers = [load.calls * alpha + load.sent_bytes / rate for load in loads]
+        ends = [g + load.flops / flops_per_second for g, load in zip(gathers, loads, strict=True)]
+        found["tp_gather"] += times * max(gathers)
+        found["orthogonalizing"] += times * max(ends)
+    return found
 
 
 def by_group(moves: Mapping[Move, np.ndarray]) -> dict[str, np.ndarray]:
@@ -112,11 +162,22 @@ class Zero1Part:
         return states(self.world, self.muon)
 
     def sent(self) -> dict[Move, np.ndarray]:
-        return sent(self.world, self.muon)
+        """Return {move: int64 bytes that every rank sends in a step}."""
+        none, alike = np.zeros(self.dp, np.int64), self._messages
+        over_tp = self.world.rank_loads()[1] if self.muon else none
+        momentum = sum(self.world.momentum_sent(), none) if self.muon else none
+        everybody = np.ones(len(over_tp), np.int64)
+        return {
+            ("dp", "gradients"): int(alike["gradients"].sent_bytes) * everybody,
+            ("world", "statistics"): int(alike["summary"].sent_bytes) * everybody,
+            ("dp", "momentum"): np.repeat(momentum, len(over_tp) // self.dp),
+            ("tp", "momentum"): over_tp,
+            ("dp", "parameters"): int(alike["parameters"].sent_bytes) * everybody,
+        }
 
     def flops(self) -> np.ndarray:
         """Return what Newton–Schulz costs every rank."""
-        return np.array(self.world.rank_loads()[2] if self.muon else [0] * self.world.dp, np.float64)
+        return self.world.rank_loads()[2].astype(np.float64) if self.muon else np.zeros(self.dp)
 
     @cached_property
     def update_bytes(self) -> int:
@@ -128,8 +189,8 @@ class Zero1Part:
         return max(adamw, moves) + STATISTICS_BYTES * (len(layout.specs) + 1)
 
     def update_seconds(self, links: Mapping[str, LinkCost], flops_per_second: float) -> dict[str, float]:
-        """Return seconds of the update, part by part, one after the other; see `step_parts`."""
-        found = {name: sum(each.seconds(links) for each in parts) for name, parts in self._messages.items()}
+        """Return seconds of the update, part by part, one after the other."""
+        found = {name: each.seconds(links) for name, each in self._messages.items()}
         waits = {"orthogonalizing": 0.0, "tp_gather": 0.0}
         if self.muon:
             link = links[TP_EXCHANGE if self.world.has_owners else "tp"]
@@ -140,5 +201,5 @@ class Zero1Part:
         }
 
     @cached_property
-    def _messages(self) -> dict[str, list[Messages]]:
+    def _messages(self) -> dict[str, Messages]:
         return outer_messages(self.world, self.muon)

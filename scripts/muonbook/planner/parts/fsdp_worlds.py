@@ -86,9 +86,7 @@ class FsdpPart:
 
     def gathers(self) -> dict[str, tuple[int, int, int]]:
         """Return {"weights", "gradients": (calls, payload bytes, bytes that a rank sends)} of one micro-batch."""
-        sizes = Counter[str]()
-        for spec, unit in zip(self.specs, self.units, strict=True):
-            sizes[unit] += _longest(spec, self.dp)
+        sizes = self._by_unit
         calls = {unit: 1 if unit == "" else 2 for unit in sizes} if self.dp > 1 else {}
         gathered = sum(calls[unit] * sizes[unit] for unit in calls) * ITEM_BYTES[self.dtypes.gathered]
         reduced = sum(sizes[unit] for unit in calls) * ITEM_BYTES[self.dtypes.reduced]
@@ -96,6 +94,14 @@ class FsdpPart:
             "weights": (sum(calls.values()), self.dp * gathered, (self.dp - 1) * gathered),
             "gradients": (len(calls), self.dp * reduced, (self.dp - 1) * reduced),
         }
+
+    @cached_property
+    def _by_unit(self) -> Counter[str]:
+        """Elements of the longest rank's shards, by the unit with which they are gathered."""
+        sizes = Counter[str]()
+        for spec, unit in zip(self.specs, self.units, strict=True):
+            sizes[unit] += _longest(spec, self.dp)
+        return sizes
 
     def pass_seconds(self, link: LinkCost) -> float:
         """Return what the gathers of one micro-batch take over DP; nothing overlaps."""
@@ -171,10 +177,7 @@ class FsdpPart:
     @cached_property
     def passing_bytes(self) -> int:
         """What forward and backward passes allocate: two units whole, in the dtypes of the gather and the reduction."""
-        sizes = Counter[str]()
-        for spec, unit in zip(self.specs, self.units, strict=True):
-            sizes[unit] += self.dp * _longest(spec, self.dp)
-        two = sum(sorted(sizes.values())[-2:]) if self.dp > 1 else 0
+        two = self.dp * sum(sorted(self._by_unit.values())[-2:]) if self.dp > 1 else 0
         return two * (ITEM_BYTES[self.dtypes.gathered] + ITEM_BYTES[self.dtypes.reduced])
 
     @cached_property

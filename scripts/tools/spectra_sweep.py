@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from distmuon.launch import World
 from distmuon.optim.coefficients import quintics
 from distmuon.optim.gram import gram_iterate_
 from distmuon.optim.newton_schulz import _iterate, unit_frobenius_
@@ -50,18 +49,13 @@ def spectra(
 
 
 class FormErrors(NamedTuple):
-    """How far the forms end from float64, relative in the Frobenius norm, on one spectrum.
-
-    plain: the Gram form as chapter 2's puzzle writes it down, one Gram matrix for all steps; wide: the same in float32.
-    """
+    """How far both forms end from float64, relative in the Frobenius norm, on one spectrum."""
 
     spectrum: str
     shape: tuple[int, int]
     coefficients: str
     standard: float
     gram: float
-    plain: float
-    wide: float
 
     @property
     def bound(self) -> float:
@@ -81,7 +75,7 @@ def gram_errors(
     batched: bool = False,
     steps: int = 5,
 ) -> Iterator[FormErrors]:
-    """Try the forms in bf16 on every one of `spectra`, or on those of `names`, with random singular directions.
+    """Try both forms in bf16 on every one of `spectra`, or on those of `names`, with random singular directions.
 
     restarts: see `gram.gram_iterate_`. batched: run the Gram form the way that a batch goes.
     """
@@ -99,31 +93,6 @@ def gram_errors(
                 wanted = (u * exact) @ v.mT
                 narrow = x.bfloat16()
                 standard = _iterate(narrow, schedule)
-                plain, wide = (polynomial(y @ y.mT, schedule) @ y for y in (narrow, x.float()))
                 gram = gram_iterate_(narrow[None] if batched else narrow, schedule, restarts)  # overwrites it
-                errors = (float((one - wanted).norm() / exact.norm()) for one in (standard, gram, plain, wide))
+                errors = (float((one - wanted).norm() / exact.norm()) for one in (standard, gram))
                 yield FormErrors(name, (m, n), row, *errors)
-
-
-def polynomial(
-    gram: Tensor,  # R, [u, u]
-    schedule: Sequence[tuple[float, float, float]],
-) -> Tensor:  # Q, [u, u]
-    """Return what some steps in a row multiply X by, all of it made from the first step's Gram matrix."""
-    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    product = None
-    for number, (a, b, c) in enumerate(schedule, 1):
-        # a I + b R + c R^2
-        factor = a * identity + b * gram + c * (gram @ gram)
-        product = factor if product is None else product @ factor
-        if number < len(schedule):
-            # R of the next step; all are polynomials of the first, so their order does not matter
-            gram = factor @ gram @ factor
-    assert product is not None
-    return product
-
-
-def sweep(world: World, quick: bool) -> list[dict[str, Any]]:
-    """Return what `gram_errors` finds for the page, and whether each spectrum is safe."""
-    shape = (128, 256) if quick else (512, 1024)
-    return [row._asdict() | {"bound": row.bound} for row in gram_errors([shape], ["muon"])]

@@ -1,1 +1,0 @@
-"""Worlds that no laptop starts: planned, surveyed, drawn."""
