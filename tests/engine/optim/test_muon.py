@@ -150,9 +150,12 @@ def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> N
         (gaussian(400, 600), plain),
         (gaussian(4, 6), plain | dict(ns_form="gram")),
         (gaussian(4, 6), plain | dict(ns_norm="torch")),
+        (gaussian(4, 6), plain | dict(input_norm="rows")),
+        (gaussian(4, 6), plain | dict(output_norm="rows")),
+        (gaussian(4, 6), plain | dict(normuon_beta2=0.95)),
     ]
     matrices, groups = [row[0] for row in rows], [row[1] for row in rows]
-    assert batches(matrices, groups) == [[0, 2], [1], [3], [4], [5], [6], [7], [8], [9]]
+    assert batches(matrices, groups) == [[0, 2], *([index] for index in range(len(rows)) if index not in (0, 2))]
     alone = [group | dict(batched=False) for group in groups]
     assert batches(matrices, alone) == [[index] for index in range(len(rows))]
 
