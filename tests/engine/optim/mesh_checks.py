@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from distmuon import checkpoint
 from distmuon.launch import World
 from distmuon.optim.muonw import MuonW
+from distmuon.optim.newton_schulz import flops
 from distmuon.optim.states import ROW_MOMENTS
 from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.local_views import local
@@ -124,8 +125,14 @@ def matrices_that_are_taken_in_waves_end_where_all_at_once_do(world: World, wrap
         trained(MuonW, 2**20), trained(MuonW, 1), trained(ReadsEarly, 1)
     )  # fmt: skip
     assert all(map(torch.equal, found, whole))
-    assert 2 < len(optimizer._plans.of(optimizer.param_groups, optimizer.state)) == (calls[-1] - 1) / 2
+    plans = optimizer._plans.of(optimizer.param_groups, optimizer.state)
+    assert 2 < len(plans) == (calls[-1] - 1) / 2
     assert not all(map(torch.equal, early, whole))
+    if wrap == "replicas":  # where every rank may own every matrix, no wave begins anew with rank 0
+        parcels = [plan.parcels for plan in plans]
+        work = [(owner, flops(each.whole(matrix)[1])) for each in parcels for matrix, owner in each.owner.items()]
+        done = [sum(cost for owner, cost in work if owner == rank) for rank in range(world.size)]
+        assert max(done) - min(done) <= max(cost for _, cost in work)
 
 
 @check

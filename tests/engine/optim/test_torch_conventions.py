@@ -477,13 +477,16 @@ def test_an_option_that_is_set_wrong_later_is_refused_before_a_weight_moves(kind
     assert not torch.equal(before[0], state_of(model))
 
 
-@pytest.mark.parametrize("kind", ["Muon", "Zero1AdamW"])
+@pytest.mark.parametrize("kind", ["Muon", "Zero1AdamW", "DistributedMuon"])
 def test_a_group_may_not_become_the_other_algorithms(kind: str) -> None:
     model, optimizer = start(kind)
-    optimizer.param_groups[0]["algorithm"] = {"Muon": "adamw", "Zero1AdamW": "muon"}[kind]
+    other = "muon" if kind == "Zero1AdamW" else "adamw"
+    optimizer.param_groups[0].update(OPTIONS[other] | {"algorithm": other})
+    before = state_of(model)
     with pytest.raises(ValueError, match="algorithm") as error:
         train(model, optimizer, 1)
     message(error)
+    assert torch.equal(before, state_of(model))
 
 
 DEFAULTS: dict[Callable[..., Any], list[Mapping[str, Any]]] = {
