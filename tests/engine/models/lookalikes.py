@@ -140,6 +140,11 @@ def llama() -> nn.Module:
     return module(tok_embeddings=nn.Embedding(D, D), layers=layers, norm=nn.RMSNorm(D), output=linear())
 
 
+def head_first() -> nn.Module:
+    """A head that is neither last nor called one: it is as wide as the vocabulary."""
+    return module(embed=nn.Embedding(96, D), to_tokens=linear(D, 96), blocks=nn.ModuleList([attention()]))
+
+
 def vit() -> nn.Module:
     blocks = nn.Sequential()
     for _ in range(2):
@@ -280,6 +285,7 @@ MUON: dict[Callable[[], nn.Module], dict[str, list[str]]] = {  # model -> matric
         ]
     },
     llama: {"whole": ["layers.*"]},
+    head_first: {"whole": ["blocks.*"]},
     vit: {"whole": [f"blocks.{i}.{n}.weight" for i in (0, 1) for n in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]},
     mamba: {"whole": [f"backbone.layers.0.mixer.{n}_proj.weight" for n in ("in", "x", "dt", "out")]},
     t5: {"whole": [f"{side}.block.0.layer.{name}.weight" for side in SIDES for name in T5]},
