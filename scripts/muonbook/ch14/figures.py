@@ -39,6 +39,7 @@ SENT: dict[str, tuple[str, str, str]] = {  # what a rank does in a collective ->
     "unknown": ("either of the two", mix(INK, CARD, 0.5), ""),
 }
 ROWS, NOTE, BRACKET, APART = 2, 15.0, 7.0, 5.0  # rows of callouts; one of them; brackets below; between two in a row
+ASIDE = 12.0  # how far words may stand from the middle of their bracket before they go up a row
 REDUCTION = ("reduce_scatter", "norms")  # moves that average gradients
 
 
@@ -197,13 +198,14 @@ def _panel(
 def _spots(callouts: Sequence[Callout], middles: Sequence[float]) -> list[tuple[float, int]]:
     """Return for each callout its words' left edge and their row, 0 the lowest: the first in which they have room.
 
-    middles: of the brackets, over which words stand if there is room, else further to the right.
+    middles: of the brackets, over which words stand if there is room, else a little to the right.
     """
     found, ends = list[tuple[float, int]](), [0.0] * ROWS  # how far words reach in each row; callouts go to the right
     for callout, middle in zip(callouts, middles, strict=True):
         room = wide(callout.words)
         left = min(max(middle - room / 2, MARGIN), WIDTH - MARGIN - room)
-        row = next((row for row, end in enumerate(ends) if end + APART <= left), ends.index(min(ends)))
+        near = (row for row, end in enumerate(ends) if end + APART <= left + ASIDE)
+        row = next(near, ends.index(min(ends)))
         left = max(left, ends[row] + APART)
         ends[row] = left + room
         found.append((left, row))
@@ -319,7 +321,6 @@ def of_adamw(ranks: Sequence[RankTrace]) -> list[Callout]:
     return [
         _over(first, "passes", "forward_backward"),
         _over(first, "gradients", *REDUCTION),
-        _over(first, "AdamW", "adamw"),
         _over(first, "parameters", "all_gather"),
     ]
 
