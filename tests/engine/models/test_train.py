@@ -223,11 +223,18 @@ def test_it_is_resumed_on_another_grid_and_with_another_sharding(undisturbed: Pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),  # others are among chapter 18's drills
+    ("changes", "says"),
     [
         ({"batch": 32}, "cannot go on with --batch 32 instead of 16; give the same, or another --folder."),
+        ({"seed": 1}, "cannot go on with --seed 1 instead of 0; give the same, or another --folder."),
         ({"heads": 2}, "cannot go on with --heads 2 instead of 4; give the same, or another --folder."),
+        ({"text": "language"}, "load one of the same model"),
         ({"steps": 5}, "has made 6 steps, and --steps 5 asks for fewer; ask for more, or give another --folder."),
+        (
+            {"width": 32},
+            "is float32 [256, 16] in the checkpoint and float32 [256, 32] here; load one of the same model",
+        ),
+        ({"optimizer": "adamw"}, "was trained by muon in MuonW, and is trained here by adamw in MuonW"),
     ],
     ids=str,
 )
@@ -290,6 +297,20 @@ def test_the_same_command_says_nothing_of_changes_and_that_a_finished_run_is_fin
     )
     names = [line.split()[0] for line in said[2:]]
     assert names == ["model", "text", "grid", "optimizer", "Muon", "AdamW", "lr", "folder", "checkpoint", "try"]
+
+
+def test_a_second_run_in_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with worlds.command(TRAIN, *words(folder, 1, steps=100_000, save_every=100_000)) as running:
+        running.wait_for("step     5   loss")
+        second = worlds.answer(TRAIN, *words(folder, 1, steps=100_000, lr=0.5))
+        running.interrupt(signal.SIGTERM)
+        first = running.end()
+    assert (second.code, second.out) == (2, "")
+    assert re.fullmatch(r"error: \S+/run is in use by another .*, or give .*\.\n", second.err)
+    assert (first.code, first.err) == (128 + signal.SIGTERM, "")
+    (made,) = re.findall(r"stopped after step (\d+) of", first.out)
+    assert list(scalar(folder, "loss")) == list(range(1, int(made) + 1))
 
 
 def test_under_torchrun_a_folder_in_use_is_waited_for_and_the_loop_around_may_try_again(
@@ -441,8 +462,11 @@ def test_a_file_that_says_nothing_sensible_is_refused(tmp_path: Path, written: s
         ("--save-every 5", "--save-every does nothing without --folder FOLDER."),
         ("--width 30", "--width 30: --heads 4 does not divide it."),
         ("--tp 3", "--heads 4: --tp 3 does not divide them."),
+        ("--dp 3", "--batch 32 cannot be shared out to --dp 3 times --accumulate 1; choose a multiple of 3."),
+        ("--text no/such/file", "text no/such/file: cannot be read (No such file or directory); name a file, or alice"),
         ("--context 20000", "--context 20000: 14,848 tokens of this text are held out; choose fewer."),
         ("--lr nan", "--lr nan: must be from 1e-09 to 100."),
+        ("--folder /proc/x", "--folder /proc/x/metrics.jsonl: cannot be written"),
         ("--folder /dev/null", "--folder /dev/null: cannot be read (Not a directory); name another folder."),
         ("--step 5", "unrecognized arguments: --step 5; see --help."),
         ("--config no.toml", "--config no.toml: cannot be read (No such file or directory); name a TOML file."),
