@@ -56,7 +56,7 @@ def errors_of(shape):
     import torch
 
     from distmuon.optim.newton_schulz import unit_frobenius_
-    from tools.spectra_sweep import spectra
+    from tools.spectra import spectra
 
     m, n = shape
     draw = torch.Generator().manual_seed(m + n)

@@ -16,7 +16,7 @@ Quintic after quintic multiplies up to q (I + s Q), and one wide product, Y <- Y
 Why centred: bf16 keeps 8 bits. A polynomial that holds its I is rounded as coarsely as 1 is, which is fatal where X is
 nearly orthogonal and all that is left to do is smaller than that. Here what is rounded is as small as what is left.
 Why anew: a Gram matrix that is carried along drifts from the true one. Two steps it bears; after the second, and after
-every later one, it is computed from X again. How safe that is: chapter 16 prints it, over dozens of spectra.
+every later one, it is computed from X again. How safe that is: test_newton_schulz tries it on dozens of spectra.
 """
 
 from __future__ import annotations
