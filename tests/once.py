@@ -4,18 +4,23 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import pytest
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def once(function: Callable[P, R]) -> Callable[P, R]:
-    """Remember what `function` returned or raised: a world that fails is not started again for the next test."""
+    """Remember what `function` returned or raised: a world that fails is not started again for the next test.
+
+    A skip, which is no Exception, is remembered like any other.
+    """
 
     @functools.cache
-    def attempt(*args: P.args, **kwargs: P.kwargs) -> tuple[R | None, Exception | None]:
+    def attempt(*args: P.args, **kwargs: P.kwargs) -> tuple[R | None, BaseException | None]:
         try:
             return function(*args, **kwargs), None
-        except Exception as error:
+        except (Exception, pytest.skip.Exception) as error:
             return None, error
 
     @functools.wraps(function)
