@@ -272,7 +272,7 @@ def frames_of_parts(title: str = "") -> list[Frame]:
         muon = times * MOMENTUM_BYTES
         told = [
             f"AdamW: {PARTS_D - 1} × {ADAMW_BYTES} bytes = {adamw}",
-            f"Muon adds {times} × {MOMENTUM_BYTES} bytes = {muon}: {muon / adamw:.2f} more" if holders else "",
+            f"Muon adds {times} × {MOMENTUM_BYTES} bytes = {muon}: in all {1 + muon / adamw:.2f} ×" if holders else "",
         ]
         note = "Bytes per element. Black: TP rank 0's part of one matrix."
         figure = card(title, note, _grid_of_parts(holders), _lines(told))

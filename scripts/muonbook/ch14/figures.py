@@ -93,9 +93,14 @@ def describe_timeline(
         mine, ranks = windows[name], []
         waits = _waits(traces)
         for trace in _drawn(traces, only):
+            if not trace.collectives and not trace.ranges:
+                ranks.append(f"{trace.title}'s trace is not opened")
+                continue
             sent = [c.when.interval for c in trace.collectives]
             waiting = [(c.when.start, waits[id(c)]) for c in trace.collectives if id(c) in waits]
             parts: dict[str, Sequence[Interval]] = {"in collectives": sent, "waiting in them": waiting}
+            if not waits:  # a rank by itself cannot tell
+                parts = {"in collectives, waiting or sending": sent}
             parts["in Newton–Schulz"] = ranges(trace, "Newton–Schulz")
             shares = ", ".join(f"{_covered(part, mine):.0%} {what}" for what, part in parts.items())
             ranks.append(f"{trace.title} {shares}")
@@ -292,7 +297,7 @@ def frames_of_waiting(ranks: Sequence[RankTrace]) -> list[Frame]:
                 Callout(f"rank {early} waits", called, arrived, early),
                 Callout(f"rank {last} has come", arrived, met.ends[last], last),
             ],
-            f"By rank {last}'s it is soon over. Rank {last} was late, and rank {early} waited for it.",
+            f"In rank {last}'s trace it is short. Rank {last} came late, and rank {early} waited for it.",
         ),
     ]
     title, both = "One all-gather, two traces", sorted((early, last))

@@ -42,12 +42,12 @@ SCENES = (  # how many columns of the story have passed, a title, and what to sa
     (
         DIES_IN,
         f"Machine b dies in step {DIES_IN}",
-        "Power, network, a memory error: one of its parts was due. Machine a is in a collective, and waits for parcels "
+        "Power, network, a memory error: something in it failed. Machine a is in a collective, and waits for parcels "
         "that nobody will send.",
     ),
     (
         DIES_IN + 1,
-        "Machine a hears of it",
+        "Machine a times out",
         "A process that dies closes its connections, and its peers fail at once. A machine that vanishes closes "
         "nothing: they fail when the collective's timeout is over.",
     ),
@@ -60,7 +60,7 @@ SCENES = (  # how many columns of the story have passed, a title, and what to sa
     (
         AGAIN + len(LOST),
         f"Steps {' and '.join(LOST)} once more",
-        "This is the whole loss: what was done since the last checkpoint.",
+        "The loss: the steps done since the last checkpoint, and the time spent waiting and meeting again.",
     ),
     (
         len(story()),

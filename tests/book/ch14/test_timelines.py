@@ -104,11 +104,13 @@ def test_a_gather_is_long_by_one_trace_and_short_by_the_other() -> None:
     blind, seen = figures.frames_of_waiting(a_step())
     assert "Labelled: one all-gather (" in blind.alt
     assert [text for text in texts(blind.figure) if "not opened" in text] == ["its trace is not opened"]
-    assert not any("not opened" in text for text in texts(seen.figure))
+    assert "rank 1's trace is not opened" in blind.alt.replace(" (dp 1, tp 0)", "")
+    assert "in collectives, waiting or sending" in blind.alt
+    assert not any("not opened" in text for text in (*texts(seen.figure), seen.alt))
     assert "Labelled: rank 0 waits (" in seen.alt
     assert "rank 1 has come (" in seen.alt
     assert blind.caption.startswith("By rank 0's")
-    assert seen.caption.startswith("By rank 1's")
+    assert seen.caption.startswith("In rank 1's trace")
     parts = {frame: {what: extents(frame.figure, f"timeline-Muon, gather all, bucketed-0-{what}") for what in SENT}
              for frame in (blind, seen)}  # fmt: skip
     assert [what for what, found in parts[blind].items() if found] == ["unknown"]  # one rank cannot tell which
