@@ -27,8 +27,8 @@ class Added(NamedTuple):
 def growth(model: str, tp: int, ranks: Sequence[int]) -> dict[str, dict[int, Added]]:
     """Return {algorithm: {D: what Muon adds}} of a published model, planned on D x `tp` ranks, D of `ranks`.
 
-    All parameters, in the paper's dtypes. Gather all, bucketed has Megatron-LM's buckets, the others have one. Bytes are
-    means over ranks, to the byte.
+    All parameters, in the paper's dtypes. Gather all, bucketed has Megatron-LM's buckets, the others have one. Bytes
+    are means over ranks, to the byte.
     """
     specs, muon = find_shape(model).specs(tp, "float32")
     found: dict[str, dict[int, Added]] = {algorithm.title: {} for algorithm in SHOWN}
