@@ -266,3 +266,17 @@ def test_a_state_without_master_weights_is_refused() -> None:
         optimizer.load_state_dict(spoiled(saved, lambda state: state.pop("master_weight")))
     optimizer.load_state_dict(copy.deepcopy(saved))
     assert "master_weight" in optimizer.state_dict()["state"][0]
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_state_may_be_gone_back_to_twice(kind: str) -> None:
+    """torch's optimizers go on writing to the tensors that were loaded, so that the second time is another."""
+    model, optimizer = trained(kind)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    ends = []
+    for _ in range(2):
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        train(model, optimizer, 2, first=2)
+        ends.append(weights(model))
+    assert same(*ends)
