@@ -230,6 +230,14 @@ def test_a_group_that_is_refused_later_leaves_no_trace(kind: str) -> None:
     train(model, optimizer, 1)
 
 
+def test_a_layer_that_is_refused_in_its_second_part_leaves_nothing_behind() -> None:
+    model, twice = SmallNet(), nn.Linear(5, 5)
+    optimizer = MuonW([{"params": list(model.parameters())}, {"params": [twice.bias], "algorithm": "adamw"}])
+    with pytest.raises(ValueError, match="more than one"):
+        optimizer.add_param_group({"params": twice.parameters()})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+
+
 @each
 def test_a_group_may_hold_what_schedulers_note(kind: str) -> None:
     optimizer = OURS[kind]([{"params": SmallNet().parameters(), "initial_lr": 0.3, "max_momentum": 0.9, "name": "all"}])
@@ -370,6 +378,13 @@ def test_adamw_may_have_a_rate_of_its_own(make: Callable[..., Optimizer]) -> Non
     assert {group["lr"] for group in MuonW(groups, adamw_lr=0.003).param_groups} == {0.5}
     with pytest.raises(ValueError, match="-1"):
         make(SmallNet(), adamw_lr=-1.0)
+
+
+def test_muonw_of_a_model_decays_no_norm_and_no_bias() -> None:
+    optimizer = MuonW(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), weight_decay=0.3)
+    decays = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
+    matrices = {"0.weight": 0.3, "2.weight": 0.3}
+    assert decays == matrices | dict.fromkeys(["0.bias", "1.weight", "1.bias", "2.bias"], 0.0)
 
 
 def test_a_schedule_moves_both_algorithms_of_a_distributed_muon() -> None:
