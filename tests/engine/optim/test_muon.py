@@ -238,6 +238,24 @@ def test_matrices_of_one_shape_go_together_whatever_holds_them() -> None:
 # ---- Bad days ---------------------------------------------------------------------------------------------
 
 
+def test_a_model_narrowed_to_float16_halfway_trains_on() -> None:
+    weights = [nn.Parameter(gaussian(6, 8).half().float()) for _ in range(2)]
+    optimizers = [Muon([w], lr=0.2, **exact()) for w in weights]
+    for step in range(4):
+        for w, optimizer in zip(weights, optimizers, strict=True):
+            w.grad = gaussian(6, 8, seed=step + 1).half().to(w.dtype)
+            optimizer.step()
+        if step == 0:
+            weights[1].data = weights[1].data.half()
+    assert weights[1].dtype == torch.float16
+    assert distance(weights[1] - gaussian(6, 8), weights[0] - gaussian(6, 8)) < 1e-2
+
+
+def test_an_embedding_gets_a_warning_by_name() -> None:
+    with pytest.warns(UserWarning, match=r"'model\.embed_tokens\.weight' looks like an embedding"):
+        Muon([("model.embed_tokens.weight", parameters()[0])])
+
+
 def test_a_sparse_gradient_is_refused_by_name_before_anything_moves() -> None:
     first, table = parameters([(4, 4), (5, 3)])
     before = first.detach().clone()
