@@ -145,6 +145,20 @@ def test_explain_asks_of_a_weight_that_may_hold_query_key_and_value(capsys: pyte
     assert asked == {"attn.qkv.weight", "torch.in_proj_weight"}
 
 
+def test_explain_gives_every_reason_and_counts_what_each_algorithm_gets(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = split_parameters(Tiny(tied=False), explain=True)
+    *table, summary = capsys.readouterr().out.splitlines()
+    assert summary == "Muon 128 elements (51.8%) of 2 parameters, AdamW 119 (48.2%) of 8; 1 frozen ones are left out"
+    lines = {line.split()[0]: line for line in table}
+    assert sorted(lines) == sorted(names(groups, "muon") + names(groups, "adamw"))
+    for name, words in {
+        "embed.weight": ["10x4", "adamw", "embedding"],
+        "block.up.weight": ["8x4", "muon", "hidden matrix"],
+        "gain": ["adamw", "0-D"],
+    }.items():
+        assert all(word in lines[name] for word in words), lines[name]
+
+
 def fused() -> nn.Module:
     """Return a model with query, key and value in one, once in a Linear and once in an attention layer of torch's."""
     model = nn.ModuleDict({"map": nn.ModuleDict({"qkv": nn.Linear(4, 12), "my_qkv": nn.Linear(4, 12)})})
@@ -168,6 +182,9 @@ def test_a_weight_that_is_several_matrices_is_named_by_its_end() -> None:
         ("rows", 3),
         several["in_proj_weight"],
     ]
+    with pytest.raises(ValueError, match="give MuonW the model") as refused:
+        MuonW(split_parameters(fused()), matrices={"qkv": ("rows", 3)})
+    message(refused)
 
 
 @pytest.mark.parametrize("end", ["kqv", "v", "map.qkv.bias", "map"])
