@@ -270,3 +270,10 @@ def test_nothing_is_said_where_nothing_is_lost_or_it_is_wanted(kind: str) -> Non
         ):
             p = matrix(dtype)
             drift(p, KINDS[kind]([("p", p)], lr=0.01, **options), 2)
+
+
+@each
+def test_a_choice_that_does_not_exist_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="master_weights is 'yes'; give True") as error:
+        KINDS[kind]([("p", matrix())], master_weights="yes")
+    message(error)
