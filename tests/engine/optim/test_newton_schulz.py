@@ -331,6 +331,11 @@ def test_the_input_is_left_alone_and_the_result_is_new_and_contiguous(
         assert result.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
 
 
+def test_no_steps_only_divide_by_the_frobenius_norm() -> None:
+    matrix = gaussian(5, 7)
+    torch.testing.assert_close(newton_schulz(matrix, steps=0, compute_dtype=torch.float32), matrix / matrix.norm())
+
+
 def test_unit_frobenius_divides_every_matrix_in_place() -> None:
     for dtype in (torch.float32, torch.float64):
         stack = gaussian(3, 5, 7, dtype=dtype) * torch.tensor([1e-30, 1.0, 1e30], dtype=dtype).view(3, 1, 1)

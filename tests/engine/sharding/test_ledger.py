@@ -16,6 +16,14 @@ def step() -> Ledger:
     return ledger
 
 
+def test_by_collective_sums_labels_only() -> None:
+    assert step().by_collective() == {
+        ("reduce_scatter", "dp"): Traffic(1, 4000, 3000),
+        ("all_gather", "dp"): Traffic(1, 2000, 1500),
+        ("all_gather", "tp"): Traffic(2, 1400, 700),
+    }
+
+
 @pytest.mark.parametrize(
     ("op", "payload", "ranks", "sent"),
     [

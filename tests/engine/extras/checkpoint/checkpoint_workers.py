@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mesh_cases as meshes
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from distmuon.extras.checkpoint import files, save_and_load, storage
+from distmuon.extras.checkpoint import files, runs, save_and_load, storage
 from distmuon.launch import World
 from distmuon.optim.muonw import MuonW
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
@@ -215,6 +216,16 @@ def hashed(world: World, folder: str) -> list[str]:
     return seen
 
 
+def newest(world: World, run: str) -> tuple[int, int]:
+    """Load the newest checkpoint of a run, of which each rank but the first is shown none; return its step, and how
+    many steps AdamW has made in it."""
+    model, optimizer = small()
+    shown = runs.saved_steps if world.rank == 0 else lambda folder: []  # a file system that lags
+    with mock.patch.object(runs, "saved_steps", shown):
+        step = runs.load_newest(run, model, optimizer).step
+    return step, next(int(state["step"]) for state in optimizer.state.values() if "step" in state)
+
+
 def make_and_save_after_an_evaluation(world: World, folder: str) -> tuple[bool, bool]:
     """Wrap a model, evaluate it, and only then make an optimizer, train and save, evaluating before each; return
     whether every parameter has moved, and whether the model saved is the model trained."""
@@ -241,6 +252,7 @@ def make_and_save_after_an_evaluation(world: World, folder: str) -> tuple[bool, 
     with torch.no_grad():
         for p in optimizer.param_groups[0]["params"]:
             p.zero_()
+    evaluate()
     save_and_load.load(folder, model, optimizer)
     return moved, torch.equal(evaluate(), after)
 

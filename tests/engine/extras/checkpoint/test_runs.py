@@ -17,6 +17,7 @@ import torch
 from helpers_math import message
 from torch import nn
 
+from distmuon import launch
 from distmuon.checkpoint import (
     CheckpointError,
     async_save,
@@ -50,6 +51,10 @@ def test_checkpoints_are_found_by_number_and_nothing_else_is_taken_for_one(run: 
 def test_the_newest_is_loaded_and_a_run_without_any_begins(run: Path, tmp_path: Path) -> None:
     assert load_newest(run, *work.small()) == (100, {"step": 100}, [])
     assert load_newest(tmp_path / "new", *work.small()) == (0, {}, [])
+
+
+def test_all_ranks_load_what_the_first_one_finds(run: Path) -> None:
+    assert launch.run(work.newest, (str(run),), dp=2) == [(100, 2)] * 2
 
 
 def test_refused_ones_are_set_aside_once_an_older_one_is_loaded(run: Path) -> None:

@@ -306,6 +306,23 @@ def test_torchs_own_optimizers_are_observed_as_far_as_they_go(make: Any) -> None
     assert metrics.latest["samples"] == {}
 
 
+@pytest.mark.parametrize("kind", ["Muon", "MuonW", "DistributedMuon"])
+def test_a_training_that_is_observed_is_the_training_that_is_not(kind: str) -> None:
+    def train(observe: bool) -> list[torch.Tensor]:
+        model = layer()
+        if kind == "DistributedMuon":
+            optimizer = DistributedMuon([{"params": [("weight", model.weight)]}], Grid.alone(), lr=0.01)
+        else:
+            optimizer = MuonW(model) if kind == "MuonW" else Muon([model.weight], lr=0.01)
+        metrics = Metrics(optimizer, every=1, samples=2) if observe else None
+        for _ in range(3):
+            go(optimizer)
+        assert metrics is None or metrics.latest["samples"]
+        return [model.weight.detach(), *(s["momentum_buffer"] for s in optimizer.state.values())]
+
+    assert all(map(torch.equal, train(True), train(False)))
+
+
 def test_what_cannot_be_watched_is_refused_in_a_sentence() -> None:
     model = layer()
     assert "Metrics cannot watch a SGD" in said(TypeError, Metrics, torch.optim.SGD(model.parameters(), lr=0.1))
