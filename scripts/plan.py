@@ -40,7 +40,8 @@ def parse():
         "--model", default="moonlight", metavar="NAME", help="a published shape, or a .toml file (default: %(default)s)"
     )
     add("--optimizer", default="muon", metavar="NAME", help="adamw, muon or muonw (default: %(default)s)")
-    add("--strategy", default="owner", metavar="NAME", help="of muon: how it sees matrices (default: %(default)s)")
+    words = "of muon: how it sees matrices, or a .py file with your own (default: %(default)s)"
+    add("--strategy", default="owner", metavar="NAME", help=words)
     add("--buckets", default="ours", metavar="RULE", help="how long buckets are: ours, megatron, flat (default: ours)")
     add("--tokens", type=int, default=1 << 24, metavar="N", help="per step, of all ranks (default: %(default)s)")
     add("--recompute", action="store_true", help="keep a layer's input alone, and compute the rest again")

@@ -109,9 +109,8 @@ def predict_work(strategy: str, layout: Layout, tp: int, muon: Collection[int]) 
     layout: the strategy's own map; its `dp` is D. tp: T. muon: indices of Muon's parameters. Of `periodic`, a whole
     step. Raises ValueError for a strategy of which this is not known.
     """
-    tasks = strategies.costs_of(strategy).tasks
-    if tasks is None:
-        raise ValueError(f"strategy is {strategy!r}, whose work is not known; give its COSTS `tasks`.")
+    tasks = strategies.priced(strategy).tasks
+    assert tasks is not None
     found = {(d, t): 0 for d in range(layout.dp) for t in range(tp)}
     for task in tasks(layout, muon, tp):
         for rank in task.ranks:

@@ -21,8 +21,8 @@ Part = Zero1Part | FsdpPart
 
 
 class Algorithm(NamedTuple):
-    """optimizer: "adamw", "muon", "muonw", or "adamw_fsdp2". strategy, rule: of KINDS and BUCKET_RULES, where FSDP2
-    does not shard the parameters."""
+    """optimizer: "adamw", "muon", "muonw", or "adamw_fsdp2". strategy: a name or a file. rule: of BUCKET_RULES.
+    Both where FSDP2 does not shard the parameters."""
 
     title: str
     optimizer: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from muonbook.planner.planned_worlds import (
     undominated,
     whole_sizes,
 )
+from muonbook.planner.priced_worlds import PricedWorld
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class OwnedWorld(PlannedWorld):
     """A planned world whose strategy is "owner": a row, a DP rank with all its TP ranks, holds all of a matrix, and one
     of them orthogonalizes it."""
 
-    has_owners: ClassVar[bool] = True
+    @property
+    def has_owners(self) -> bool:
+        return True
 
     @cached_property
     def owner_of(self) -> dict[int, Owner]:
@@ -99,7 +101,7 @@ class OwnedWorld(PlannedWorld):
 
 # ---- By the name of the strategy ----
 
-KINDS: dict[str, type[PlannedWorld]] = {
+QUICK: dict[str, type[PlannedWorld]] = {  # strategies whose COSTS are written down for all ranks at once, too
     "gather_all": PlannedWorld,
     "gather_cut": PlannedWorld,
     "owner": OwnedWorld,
@@ -111,7 +113,9 @@ def plan_part(
 ) -> PlannedWorld:
     """Return these TP-local parameters, laid out by a strategy's own planner. muon: indices of Muon's.
 
-    bucket_size: elements. Raises ValueError as the planner does, KeyError for a strategy that is not in KINDS.
+    strategy: a name, or the path of a file. bucket_size: elements. Raises ValueError as the planner does, and for a
+    strategy that does not say what it costs.
     """
+    strategies.priced(strategy)
     layout = strategies.planner(strategy)(specs, muon, dp, tp, bucket_size)
-    return KINDS[strategy](dp, tp, layout, frozenset(muon), strategy)
+    return QUICK.get(strategy, PricedWorld)(dp, tp, layout, frozenset(muon), strategy)

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Collection, Mapping
 
 from distmuon.launch import UsageError, check_known
+from distmuon.optim import strategies
 from muonbook import jobs
 from muonbook.figures.style import in_bytes
 from muonbook.planner.choices import Compared, Search, compared, search
 from muonbook.planner.fabrics import DEVICES, FABRICS
 from muonbook.planner.model_shapes import find_shape
-from muonbook.planner.owned_worlds import KINDS
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import OPTIMIZERS, WorldPlan, WorldSetting
@@ -57,7 +57,12 @@ def compare(arguments: argparse.Namespace) -> None:
 def setting_of(arguments: argparse.Namespace) -> WorldSetting:
     """Return what is asked for; D = 0 where a grid is to be looked for."""
     shape = find_shape(arguments.model)
-    check_known(arguments, optimizer=OPTIMIZERS, strategy=KINDS, buckets=BUCKET_RULES, device=DEVICES, fabric=FABRICS)
+    check_known(arguments, optimizer=OPTIMIZERS, buckets=BUCKET_RULES, device=DEVICES, fabric=FABRICS)
+    try:
+        strategies.priced(arguments.strategy)
+    except ValueError as error:
+        wrong = strategies.complaint(arguments.strategy) or f"{error}".removesuffix(".")
+        raise UsageError(f"--strategy {arguments.strategy}: {wrong}.") from error
     degrees = _degrees(arguments)
     if arguments.sequence_parallel and degrees.dp and degrees.tp == 1:
         raise UsageError("--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out.")

@@ -2,18 +2,18 @@
 
 The strategy's own planner makes the map and `prediction.predict_step` the ledger, as for a run. What differs from rank
 to rank is found for all ranks at once, in arrays over ranks: a rank owns a run of consecutive matrices in a bucket.
-Nothing is sampled. `owned_worlds` has the strategies in which a matrix has one owner, `every_rank` what all ranks hold
-and send.
+Nothing is sampled. `owned_worlds` has the strategy in which a matrix has one owner, `priced_worlds` all that say what
+they cost, `every_rank` what all ranks hold and send.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from distmuon.optim.strategies.gather_cut import gather_cut_bound, gather_cut_wa
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, FLAT, ITEM_BYTES, Bucket, Buffer, Layout, ParamSpec
 from distmuon.sharding.ledger import Ledger, ring_bytes
 from distmuon.verify.prediction import predict_step
+from muonbook.planner.cost_model import hops
 from muonbook.planner.model_shapes import Shape
 
 # Elements per bucket. Megatron-LM: megatron/core/distributed/distributed_data_parallel_config.py, `bucket_size`.
@@ -62,7 +63,7 @@ class Matrix(NamedTuple):
 class PlannedWorld:
     """Parameters on one DP x TP grid under one bucket rule. muon: indices of Muon's matrices in `layout.specs`.
 
-    strategy: "gather_all" or "gather_cut" here; `owned_worlds` has the others.
+    strategy: "gather_all" or "gather_cut" here; `owned_worlds` has "owner", and `priced_worlds` any.
     """
 
     dp: int
@@ -70,7 +71,11 @@ class PlannedWorld:
     layout: Layout
     muon: frozenset[int]
     strategy: str = "gather_all"
-    has_owners: ClassVar[bool] = False  # to whom, over TP, blocks are sent straight
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether over TP blocks are sent straight to who orthogonalizes them."""
+        return False
 
     @cached_property
     def matrices(self) -> list[tuple[Bucket, list[Matrix]]]:
@@ -108,7 +113,7 @@ class PlannedWorld:
         return found
 
     @cached_property
-    def bucket_groups(self) -> Counter[tuple[Load, ...]]:
+    def bucket_groups(self) -> Mapping[tuple[Load, ...], float]:
         """Buckets by their busiest ranks. A bucket's parameters are gathered when its slowest rank is ready, so only
         those ranks matter of which no other does as much in every respect. Equal buckets are counted together."""
         return Counter(tuple(map(Load._make, undominated(columns))) for columns in self.loads)
@@ -123,6 +128,11 @@ class PlannedWorld:
             return [self._cut_sent(bucket, rows) for bucket, rows in self.matrices]
         sizes = [ring_bytes("all_gather", bucket.padded * MOMENTUM_BYTES, self.dp) for bucket, _ in self.matrices]
         return [np.full(self.dp, size, np.int64) for size in sizes]
+
+    def momentum_hops(self) -> float:
+        """Return how many messages that takes, one after the other."""
+        rows = [(entry, row) for entry, row in self.ledger() if entry.group == "dp"]
+        return sum(row.calls * hops(entry.op, self.dp) for entry, row in rows if entry.label.startswith("momentum"))
 
     def _cut_sent(self, bucket: Bucket, rows: Sequence[Matrix]) -> np.ndarray:
         """Return what pieces of cut matrices weigh on the way to all their other owners, [D] bytes."""

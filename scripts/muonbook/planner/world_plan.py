@@ -156,10 +156,10 @@ class StagePlan:
             found["pp", "tied embedding"] = self.tied_bytes * self._everywhere
         return found
 
-    def passing(self) -> dict[Move, tuple[int, float]]:
+    def passing(self) -> dict[Move, tuple[float, float]]:
         """Return {(group, move): (hops, bytes that a rank sends)} of one micro-batch, forward and backward."""
         shape, (_, tp, pp, ep) = self.setting.shape, self.setting.degrees
-        found: dict[Move, tuple[int, float]] = {}
+        found: dict[Move, tuple[float, float]] = {}
         if tp > 1:
             over_tp = self.activations.messages()
             found["tp", "activations"] = over_tp.hops, over_tp.sent_bytes

@@ -9,23 +9,55 @@ import pytest
 
 from distmuon.optim import strategies
 from distmuon.optim.strategies.costs import PlannedRank
+from distmuon.optim.strategies.periodic import OPTIONS
 from distmuon.verify.model_states import predict_shards
 from distmuon.verify.prediction import predict_step, predict_transient, predict_work
+from muonbook.planner.fabrics import FABRICS
 from muonbook.planner.model_shapes import MODELS, Experts
-from muonbook.planner.owned_worlds import KINDS, plan_part
+from muonbook.planner.owned_worlds import QUICK, plan_part
 from muonbook.planner.parts import every_rank
 from muonbook.planner.planned_worlds import PlannedWorld, undominated
+from muonbook.planner.priced_worlds import PricedWorld
 
 GRIDS = [(4, 2, 3_000_000), (6, 1, 20_000_000), (3, 4, 2**62), (16, 2, 400_000)]
 
 
-@pytest.fixture(params=[(s, g) for s in KINDS for g in GRIDS], ids=lambda p: f"{p[0]}-{p[1][0]}x{p[1][1]}")
+@pytest.fixture(
+    params=[(s, g) for s in [*QUICK, "blockwise"] for g in GRIDS], ids=lambda p: f"{p[0]}-{p[1][0]}x{p[1][1]}"
+)
 def part(request: pytest.FixtureRequest) -> PlannedWorld:
     strategy, (dp, tp, bucket_size) = request.param
     shape = replace(MODELS["moonlight"], layers=2, width=512, mlp=1024, vocabulary=1000, context=64)
     shape = replace(shape, experts=Experts(routed=6, active=2, width=384, shared=384, dense_layers=1))
     specs, muon = shape.specs(tp)
     return plan_part(specs, muon, dp, tp, bucket_size, strategy)
+
+
+@pytest.mark.parametrize("part", [(s, g) for s in QUICK for g in GRIDS], indirect=True)
+def test_a_strategy_is_priced_by_its_costs_as_by_what_is_written_down_for_all_ranks_at_once(part: PlannedWorld) -> None:
+    priced = PricedWorld(part.dp, part.tp, part.layout, part.muon, part.strategy)
+    mine, theirs = (every_rank.Zero1Part(world) for world in (part, priced))
+    assert mine.sent().keys() == theirs.sent().keys()
+    for move, amounts in mine.sent().items():
+        assert of_all(part, amounts).tolist() == of_all(part, theirs.sent()[move]).tolist(), move
+    assert of_all(part, mine.flops()).tolist() == theirs.flops().tolist()
+    assert mine.update_bytes == theirs.update_bytes
+    links = FABRICS["nvlink_infiniband"].links(part.dp, part.tp)
+    assert mine.update_seconds(links, 1e12) == pytest.approx(theirs.update_seconds(links, 1e12), rel=1e-12)
+    assert part.redundancy == pytest.approx(priced.redundancy)
+    assert part.has_owners == priced.has_owners or part.tp == 1
+
+
+def test_periodic_costs_the_mean_of_its_steps() -> None:
+    specs, muon = MODELS["gpt2"].specs(2)
+    plans = [plan_part(specs, muon, 3, 2, 10**7, strategy) for strategy in ("periodic", "owner")]
+    periodic, whole = map(every_rank.Zero1Part, plans)
+    blocks = predict_work("blockwise", plans[0].layout, 2, muon)
+    every, moves = OPTIONS["whole_every"], (periodic.sent(), whole.sent())
+    assert moves[0]["tp", "momentum"] == pytest.approx(moves[1]["tp", "momentum"] / every)
+    assert moves[0]["dp", "gradients"].tolist() == moves[1]["dp", "gradients"].tolist()
+    expected = [(one + (every - 1) * block) / every for one, block in zip(whole.flops(), blocks.values(), strict=True)]
+    assert periodic.flops() == pytest.approx(expected)
 
 
 def ranks(world: PlannedWorld) -> list[tuple[int, int]]:

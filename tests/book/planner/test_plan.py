@@ -61,6 +61,7 @@ def test_a_plan_is_told_in_thirty_lines_and_written(tmp_path: Path) -> None:
         "--model llama2_7b --dp 8 --optimizer adamw",
         "--model llama2_7b --dp 8 --strategy gather_all --buckets megatron",
         "--model llama2_7b --dp 8 --tp 2 --strategy gather_cut --buckets flat --device a100",
+        "--model llama2_7b --dp 8 --tp 2 --strategy blockwise",
         "--model moonlight --dp 16 --tp 2 --ep 16 --optimizer muonw --fabric nvlink_ethernet",
         "--model llama3_70b --dp 16 --tp 8 --pp 4 --recompute --sequence-parallel",
     ],
@@ -69,6 +70,19 @@ def test_every_optimizer_is_told_in_thirty_lines(line: str) -> None:
     printed = planned(*line.split()).splitlines()
     assert len(printed) <= 30
     assert re.search(r"Seconds of a step: [\d.]+, \d+% of the peak in the model", "\n".join(printed))
+
+
+def test_a_strategy_of_the_readers_own_is_priced_by_its_costs(tmp_path: Path) -> None:
+    mine, line = tmp_path / "mine.py", ["--model", "gpt2", "--dp", "4", "--tp", "2", "--tokens", "65536"]
+    mine.write_text("from distmuon.optim.strategies import gather_all\n\nSTRATEGY = gather_all.GatherAll\n")
+    ending = worlds.answer(WORKER, *line, "--strategy", str(mine))
+    assert (ending.code, ending.out) == (2, "")
+    assert ending.err.startswith(f"error: --strategy {mine}: ")
+    assert ending.err.endswith("of which nothing is predicted; give its file COSTS.\n")
+    mine.write_text(mine.read_text() + "COSTS = gather_all.COSTS\n")
+    assert planned(*line, "--strategy", str(mine)) == planned(*line, "--strategy", "gather_all").replace(
+        "Muon, gather_all", f"Muon, {mine}"
+    )
 
 
 def test_ranks_alone_search(tmp_path: Path) -> None:
@@ -108,7 +122,10 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
         ("--model gpt5", "--model gpt5: choose one of gpt2, llama3_8b,"),
         ("--model nowhere.toml", "--model nowhere.toml: cannot be read (No such file or directory)"),
         ("--optimizer sgd", "--optimizer sgd: choose one of adamw, muon, muonw."),
-        ("--strategy periodic", "--strategy periodic: choose one of gather_all, gather_cut, owner."),
+        (
+            "--strategy mine",
+            "--strategy mine: choose one of blockwise, gather_all, gather_cut, owner, periodic, or the",
+        ),
         ("--buckets small", "--buckets small: choose one of ours, megatron, flat."),
         ("--device tpu", "--device tpu: choose one of a100, h100, h200."),
         ("--fabric string", "--fabric string: choose one of nvlink_infiniband,"),

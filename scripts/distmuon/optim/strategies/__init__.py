@@ -92,6 +92,14 @@ def costs_of(name: str) -> StrategyCosts:
     return found
 
 
+def priced(name: str) -> StrategyCosts:
+    """Return `costs_of` a strategy that says of its work, too; raises ValueError for one that does not."""
+    found = costs_of(name)
+    if any(each.tasks is None for each in (found, *(other for _, other in found.others))):
+        raise ValueError(f"strategy is {name!r}, whose work is not known; give its COSTS `tasks`.")
+    return found
+
+
 def has_costs(name: str) -> bool:
     """Say whether the strategy `name` says what it costs."""
     return not complaint(name) and hasattr(module(name), "COSTS")

@@ -78,17 +78,20 @@ class PlannedRank:
 class StrategyCosts(NamedTuple):
     """What a strategy's moves, between momentum and apply, send, allocate and orthogonalize, from the map alone.
 
-    sends: adds what the rank sends in one step to the ledger, collective by collective.
+    sends: adds what the rank sends in one step to the ledger, collective by collective, labelled "<what>, <of which
+        bucket or parameter>"; over DP and TP.
     allocates: an upper bound of the bytes that the moves of one bucket group, or of one wave of it, allocate on a rank
         beyond state, parameters and gradients.
     in_waves: whether a bucket group may take several.
     tasks: (layout, muon, tp) -> every rank's work, in one sweep over the map; None: not known.
+    others: where steps are not all alike, the other steps of a period, as (how many, what they cost).
     """
 
     sends: Callable[[Ledger, PlannedRank], None]
     allocates: Callable[[PlannedRank], int]
     tasks: Callable[[Layout, Collection[int], int], Iterator[Task]] | None = None
     in_waves: bool = False
+    others: Sequence[tuple[int, StrategyCosts]] = ()
 
 
 # ---- Work -------------------------------------------------------------------------------------------------

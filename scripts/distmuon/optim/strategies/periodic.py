@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from distmuon.optim.muon import scale
-from distmuon.optim.strategies import owner
+from distmuon.optim.strategies import blockwise, owner
 from distmuon.optim.strategies.costs import StrategyCosts
 from distmuon.optim.strategies.owner import OneOwner
 from distmuon.optim.strategies.strategy import Shape, refuse_row_moments
@@ -74,4 +74,7 @@ allocates = partial(owner.allocates, blocks_too=True)
 
 
 STRATEGY = PeriodicOwner
-COSTS = StrategyCosts(owner.sends, allocates, owner.by_one_owner)
+# With the default period.
+COSTS = StrategyCosts(
+    owner.sends, allocates, owner.by_one_owner, others=[(OPTIONS["whole_every"] - 1, blockwise.COSTS)]
+)

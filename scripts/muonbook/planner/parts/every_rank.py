@@ -41,7 +41,7 @@ class Messages(NamedTuple):
     `Fabric.links`."""
 
     link: str
-    hops: int
+    hops: float
     sent_bytes: float
 
     def seconds(self, links: Mapping[str, LinkCost]) -> float:
@@ -86,9 +86,9 @@ def outer_messages(world: PlannedWorld, muon: bool = True) -> dict[str, Messages
     muon: False: AdamW for everything.
     """
     ledger, sizes = world.ledger(muon=muon), {"dp": world.dp, "tp": world.tp, "world": world.dp * world.tp}
-    momentum = messages_of(ledger, "momentum", "dp", sizes)
-    if muon and world.strategy == "gather_cut":
-        momentum = momentum._replace(sent_bytes=sum(int(each.max()) for each in world.momentum_sent()))
+    momentum = Messages("dp", 0, 0)
+    if muon:
+        momentum = Messages("dp", world.momentum_hops(), sum(each.max().item() for each in world.momentum_sent()))
     return {
         "gradients": _shards(world, "reduce_scatter", "grad_dtype"),
         "momentum": momentum,
@@ -105,7 +105,7 @@ def _shards(world: PlannedWorld, op: str, dtype: str) -> Messages:
 
 
 def orthogonalizing_seconds(
-    groups: Mapping[tuple, int], tp: int, link: LinkCost, flops_per_second: float
+    groups: Mapping[tuple, float], tp: int, link: LinkCost, flops_per_second: float
 ) -> dict[str, float]:
     """Return "orthogonalizing", and the part of it that is "tp_gather". groups: `PlannedWorld.bucket_groups`."""
     alpha, rate = hops("all_gather", tp) * link.alpha_seconds, link.bytes_per_second
@@ -162,15 +162,15 @@ class Zero1Part:
         return states(self.world, self.muon)
 
     def sent(self) -> dict[Move, np.ndarray]:
-        """Return {move: int64 bytes that every rank sends in a step}."""
+        """Return {move: bytes that every rank sends in a step}: int64, but of unequal steps float, their mean."""
         none, alike = np.zeros(self.dp, np.int64), self._messages
         over_tp = self.world.rank_loads()[1] if self.muon else none
-        momentum = sum(self.world.momentum_sent(), none) if self.muon else none
         everybody = np.ones(len(over_tp), np.int64)
+        momentum = self.world.momentum_sent() if self.muon else []  # of DP ranks, or of all
         return {
             ("dp", "gradients"): int(alike["gradients"].sent_bytes) * everybody,
             ("world", "statistics"): int(alike["summary"].sent_bytes) * everybody,
-            ("dp", "momentum"): np.repeat(momentum, len(over_tp) // self.dp),
+            ("dp", "momentum"): sum((np.repeat(each, len(over_tp) // len(each)) for each in momentum), 0 * everybody),
             ("tp", "momentum"): over_tp,
             ("dp", "parameters"): int(alike["parameters"].sent_bytes) * everybody,
         }
