@@ -70,14 +70,12 @@ class Recipe:
                 raise UsageError(f"--{name} {getattr(self, name)} is unknown; choose one of {', '.join(known)}.")
         if wrong := strategies.complaint(self.strategy):
             raise UsageError(f"--strategy {self.strategy}: {wrong}.")
-        if self.overlap != "synchronous" and self.strategy == "gather_cut":
+        if self.overlap != "synchronous" and not self._says("STARTS_UNREAD"):
             raise UsageError(
-                f"--overlap {self.overlap} does not go with --strategy gather_cut, which reads what it gathers at "
+                f"--overlap {self.overlap} does not go with --strategy {self.strategy}, which reads what it gathers at "
                 "once; take --strategy owner."
             )
-        if self.publish == "updates" and (
-            self.strategy not in ("owner", "blockwise", "periodic") or self.dtype == "bfloat16"
-        ):
+        if self.publish == "updates" and (not self._says("OWN_BUCKETS") or self.dtype == "bfloat16"):
             raise UsageError(
                 f"--publish updates does not go with --strategy {self.strategy} and --dtype {self.dtype}; take "
                 "--strategy owner and a dtype of float32 or float64."
@@ -103,6 +101,13 @@ class Recipe:
             fitting = ", ".join(str(t) for t in range(1, common + 1) if common % t == 0)
             raise UsageError(f"--tp {tp} does not divide the layers' {common} features; choose one of {fitting}.")
         return self
+
+    def _says(self, fact: str) -> bool:
+        """Return a fact of the strategy's class. Imports it, and torch: asked only where an option needs it."""
+        try:
+            return getattr(strategies.load(self.strategy), fact, False)
+        except ValueError as error:
+            raise UsageError(f"--strategy {self.strategy}: {error}") from error
 
     def shared_by(self, dp: int) -> Recipe:
         """Return this recipe with two micro-batches for each of `dp` ranks, and about as many rows as it had."""

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,23 @@ def test_a_strategy_file_that_cannot_be_one_is_refused_at_once(tmp_path: Path, t
     assert ending.code == 2
     assert ending.err.startswith(f"error: --strategy {file}: {says}")
     assert ending.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("own", ["owner.OneOwner", "gather_all.GatherAll", "gather_cut.GatherCut"])
+def test_a_recipe_asks_a_strategy_of_the_readers_own_what_goes_with_it(tmp_path: Path, own: str) -> None:
+    mine, name = tmp_path / "mine.py", own.partition(".")[0]
+    mine.write_text(f"from distmuon.optim.strategies import {name}\n\n\nclass Mine({own}): ...\n\n\nSTRATEGY = Mine\n")
+    for asked in (recipe.Recipe(overlap="naive"), recipe.Recipe(publish="updates")):
+        answers = []
+        for strategy in (name, str(mine)):
+            try:
+                replace(asked, strategy=strategy).check(2, 1)
+                answers.append("")
+            except launch.UsageError as error:
+                answers.append(
+                    str(error).replace(f"--strategy {strategy} ", "--strategy X ").replace(f"{strategy},", "X,")
+                )
+        assert answers[0] == answers[1]
 
 
 def test_a_strategy_without_all_moves_is_refused_by_name(tmp_path: Path) -> None:

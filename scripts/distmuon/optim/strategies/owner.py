@@ -45,6 +45,7 @@ Blocks = dict[tuple[int, int], Tensor]  # (matrix, TP rank that it comes from) -
 class OneOwner(Strategy):
     """The five moves, with each matrix at one rank."""
 
+    OWN_BUCKETS: ClassVar = True
     STARTS_UNREAD: ClassVar = True
     RETURNS_UNREAD: ClassVar = True
 

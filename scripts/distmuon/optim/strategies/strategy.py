@@ -82,11 +82,13 @@ class StrategyContext:
 class Strategy:
     """The map, the five moves, and the rounds in which they are made: bucket by bucket, unless a strategy says other.
 
+    OWN_BUCKETS: the map keeps Muon's matrices in buckets of their own, without which no updates can be published.
     Two facts for `overlap`, which starts collectives and waits for them later:
     STARTS_UNREAD: `start` makes views of what it gathers and reads none of it, so that this need only be under way.
     RETURNS_UNREAD: tp_shard and dp_shard make views of what tp_shard receives, and read none of it.
     """
 
+    OWN_BUCKETS: ClassVar = False
     STARTS_UNREAD: ClassVar = False
     RETURNS_UNREAD: ClassVar = False
 
