@@ -64,9 +64,11 @@ def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
 
     coefficients: a name of `SCHEDULES`, one (a, b, c) used in every step, or a sequence of them, whose last one is
         repeated if the steps outnumber it.
-    Raises ValueError for an unknown name, an empty sequence, a negative number of steps, or another number of steps
+    Raises TypeError for a number of steps that is not whole, ValueError for an unknown name, an empty sequence, a negative number of steps, or another number of steps
     than a schedule has that is of no use in part.
     """
+    if not hasattr(steps, "__index__"):
+        raise TypeError(f"steps is {steps!r}; Newton–Schulz needs a whole number, such as 5.")
     if steps < 0:
         raise ValueError(f"steps is {steps}; Newton–Schulz needs 0 or more.")
     if (
@@ -76,7 +78,7 @@ def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     ):
         raise ValueError(f"{coefficients!r} is a schedule of {whole} steps, and steps is {steps}; give {whole}.")
     rows: Any = SCHEDULES.get(coefficients) if isinstance(coefficients, str) else coefficients
-    if not rows:
+    if not rows or not hasattr(rows, "__getitem__"):
         raise ValueError(f"coefficients are {coefficients!r}; give one of {', '.join(SCHEDULES)} or numbers (a, b, c).")
     rows = [rows] if isinstance(rows[0], int | float) else rows
     if any(len(row) != 3 for row in rows):

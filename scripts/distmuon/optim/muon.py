@@ -37,7 +37,14 @@ from distmuon.optim.options import (
     options_among,
     refuse_unknown_in_group,
 )
-from distmuon.optim.param_groups import Watch, check_muon_parameters, name_like_the_others, named, withdrawn_if_refused
+from distmuon.optim.param_groups import (
+    Watch,
+    check_muon_parameters,
+    name_like_the_others,
+    named,
+    refuse_model,
+    withdrawn_if_refused,
+)
 from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.local_views import LocalView
@@ -379,6 +386,7 @@ class Muon(MasterWeights):
     ) -> None:
         options = options_among(locals(), {"muon": OWN_DEFAULTS})
         self.choose_masters(master_weights)
+        refuse_model(params, "Muon", "its hidden matrices, or the whole model to MuonW")
         super().__init__(params, self.DEFAULTS | options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

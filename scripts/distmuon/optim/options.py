@@ -125,12 +125,13 @@ def check_options(group: Mapping[str, Any]) -> None:
 
 
 def check_muon_options(group: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the value and what is allowed, for options that Muon does not have."""
+    """Raise ValueError or TypeError, naming the value and what is allowed, for options that Muon does not have."""
     if group["momentum_kind"] not in MOMENTA:
         raise ValueError(f"momentum_kind is {group['momentum_kind']!r}; choose one of {', '.join(MOMENTA)}.")
     if group["scale"] not in SCALES:
         raise ValueError(f"scale is {group['scale']!r}; choose one of {', '.join(SCALES)}.")
-    check_one_number("lr", group["lr"])
+    for name in ("lr", "weight_decay", "momentum"):
+        check_number(name, group[name])
     if not all(0 <= group[name] < math.inf for name in ("lr", "weight_decay")) or not 0 <= group["momentum"] < 1:
         raise ValueError(
             f"lr={group['lr']}, weight_decay={group['weight_decay']}, momentum={group['momentum']}: "
@@ -139,10 +140,13 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
     for name, known in (("input_norm", INPUT_NORMS), ("output_norm", OUTPUT_NORMS)):
         if group[name] is not None and group[name] not in known:
             raise ValueError(f"{name} is {group[name]!r}; choose one of {', '.join(known)}, or None.")
-    if (beta2 := group["normuon_beta2"]) is not None and not 0 <= beta2 < 1:
+    if (beta2 := group["normuon_beta2"]) is not None:
+        check_number("normuon_beta2", beta2)
+    if beta2 is not None and not 0 <= beta2 < 1:
         raise ValueError(f"normuon_beta2 is {plain(beta2)!r}; give 0 or more and less than 1, or None for no NorMuon.")
-    if group["cautious_decay"] not in (True, False):
-        raise ValueError(f"cautious_decay is {group['cautious_decay']!r}; give True or False.")
+    for name in ("nesterov", "cautious_decay", "batched"):
+        if group[name] not in (True, False):
+            raise ValueError(f"{name} is {group[name]!r}; give True or False.")
     check_matrices(group["matrices"])
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
@@ -150,11 +154,18 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
 
 
 def check_adamw_options(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for a learning rate, beta, eps or decay that torch refuses, or that would ruin the weights."""
-    beta1, beta2 = group["betas"]
+    """Raise ValueError for a learning rate, beta, eps or decay that torch refuses, or that would ruin the weights.
+
+    Raises TypeError for one that is no number.
+    """
+    try:
+        beta1, beta2 = group["betas"]
+    except (TypeError, ValueError):
+        raise ValueError(f"AdamW refuses its group: betas is {group['betas']!r}; give two numbers.") from None
     not_below_0 = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     below_1 = {"betas[0]": beta1, "betas[1]": beta2} | {k: group[k] for k in ("momentum",) if k in group}
-    check_one_number("lr", group["lr"])
+    for name, value in (not_below_0 | below_1).items():
+        check_number(name, value)
     for name, value in not_below_0.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"AdamW refuses its group: {name} is {plain(value)}; give 0 or more.")
@@ -172,10 +183,13 @@ def check_dtype(name: str, dtype: Any, default: Any, allowed: Sequence[torch.dty
         raise TypeError(f"{name} is {dtype!r}; give {default!r} or one of {', '.join(map(str, allowed))}.")
 
 
-def check_one_number(name: str, value: Any) -> None:
-    """Raise ValueError for an option that is a tensor of several elements."""
+def check_number(name: str, value: Any) -> None:
+    """Raise TypeError for an option that is no real number, ValueError for a tensor of several elements."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} is a tensor of {value.numel()} elements; give one.")
+    if not hasattr(value, "__float__") or (isinstance(value, Tensor) and value.is_complex()):
+        text = " (what was read from a file as text: YAML takes 1e-3 for text, and 1.0e-3 for a number)"
+        raise TypeError(f"{name} is {value!r}; give a number{text if isinstance(value, str) else ''}.")
 
 
 def plain(option: Any) -> Any:

@@ -304,6 +304,13 @@ class Watch:
             self._left_out = []
 
 
+def refuse_model(params: Any, who: str, instead: str) -> None:
+    """Raise TypeError, naming what to give instead, for a model in the place of parameters."""
+    if isinstance(params, nn.Module):
+        model = type(params).__name__
+        raise TypeError(f"{who} takes parameters and was given a model ({model}); give it {instead}.")
+
+
 def refuse_meta(name: str, parameter: Tensor) -> None:
     """Raise ValueError, naming the parameter and the remedy, if it has no storage."""
     if parameter.is_meta:

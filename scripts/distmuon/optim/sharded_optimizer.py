@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.options import ADAMW_DEFAULTS, complete_group
-from distmuon.optim.param_groups import Watch
+from distmuon.optim.param_groups import Watch, refuse_model
 from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
@@ -91,6 +91,8 @@ class ShardedOptimizer(ShardedState):
         self._options, self._laid_out = dict(options), False
         with raise_together(self.grid, "the optimizer", "make the same one on every rank"):
             self._check_arguments()
+            model_as = "split_parameters(model)" if "muon" in self.DEFAULTS else "model.named_parameters()"
+            refuse_model(params, type(self).__name__, model_as)
             super().__init__(params, {})
             self._algorithms = [group["algorithm"] for group in self.param_groups]
             refuse_shared_memory(self._named())

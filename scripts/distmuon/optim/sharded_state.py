@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from distmuon.optim.options import check_complete, check_options, options_of, plain, refuse_unknown
+from distmuon.optim.options import check_complete, check_number, check_options, options_of, plain, refuse_unknown
 from distmuon.optim.param_groups import refuse_meta
 from distmuon.optim.states import MASTER_WEIGHT, NAMES, CheckedState, check_kept, check_maker, check_same_algorithm
 from distmuon.sharding.boxes import matrices_of
@@ -61,6 +61,11 @@ class ShardedState(CheckedState):
 
     def _check_groups(self) -> None:
         """Raise an error for what was written to the groups since construction, by hand or by a scheduler."""
+        if (now := len(self.param_groups)) != (before := len(self._algorithms)):
+            raise RuntimeError(
+                f"the optimizer has {now} parameter group(s) and had {before} at construction; the virtual map is laid "
+                "out once, so set them back, or make a new optimizer."
+            )
         for group, algorithm in zip(self.param_groups, self._algorithms, strict=True):
             check_complete(group, self.DEFAULTS, type(self).__name__)
             if group["algorithm"] != algorithm:
@@ -146,8 +151,8 @@ class ShardedState(CheckedState):
     def _options_now(self, max_norm: float | None) -> list[tuple[str, str]]:
         """Return what must be alike on all ranks in a step, line by line; schedulers' notes are no options."""
         mine = dict(self._step_now(max_norm)) | {"check_every": self.check_every}
-        for number, group in enumerate(self.param_groups):
-            algorithm = self._algorithms[number]
+        # of groups that were added or taken away since, `_check_groups` says so
+        for number, (group, algorithm) in enumerate(zip(self.param_groups, self._algorithms, strict=False)):
             names = ("algorithm", *self.DEFAULTS[algorithm], *({"momentum"} & group.keys()))
             mine |= {f"{name} of group {number}": plain(group.get(name)) for name in names}
         return [(name, repr(value)) for name, value in mine.items()]
@@ -318,6 +323,7 @@ def refuse_inference_mode() -> None:
 
 
 def check_max_norm(max_norm: float) -> None:
-    """Raise ValueError for a bound that no norm can keep."""
+    """Raise ValueError for a bound that no norm can keep, TypeError for one that is no number."""
+    check_number("max_norm", max_norm)
     if not max_norm >= 0:
         raise ValueError(f"max_norm is {max_norm}; give 0 or more, or None to leave gradients as they are.")

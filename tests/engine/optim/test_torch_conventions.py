@@ -448,6 +448,23 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "decay with any care": ({"cautious_decay": "yes"}, "cautious_decay is 'yes'; give True or False."),
     "betas above 1": ({"betas": (1.5, 0.9)}, "betas"),
     "eps below 0": ({"eps": -1e-8}, "eps"),
+    "lr as YAML reads 1e-3": ({"lr": "1e-3"}, "lr is '1e-3'; give a number (what was read from a file as text"),
+    "no lr": ({"lr": None}, "lr is None; give a number."),
+    "lr is a list": ({"lr": [0.1]}, "lr is [0.1]; give a number."),
+    "lr is complex": ({"lr": torch.tensor(1j)}, "lr is tensor"),
+    "two rates": ({"lr": torch.ones(2)}, "lr is a tensor of 2 elements; give one."),
+    "no decay": ({"weight_decay": None}, "weight_decay is None; give a number."),
+    "no momentum": ({"momentum": None}, "momentum is None; give a number."),
+    "Nesterov in words": ({"nesterov": "no"}, "nesterov is 'no'; give True or False."),
+    "batched in words": ({"batched": "no"}, "batched is 'no'; give True or False."),
+    "half a step": ({"ns_steps": 5.0}, "steps is 5.0; Newton–Schulz needs a whole number"),
+    "a number of steps as text": ({"ns_steps": "5"}, "steps is '5'; Newton–Schulz needs a whole number"),
+    "one coefficient": ({"ns_coefficients": 5}, "coefficients are 5; give one of muon"),
+    "NorMuon as text": ({"normuon_beta2": "0.9"}, "normuon_beta2 is '0.9'; give a number"),
+    "one beta": ({"betas": 0.9}, "betas is 0.9; give two numbers."),
+    "three betas": ({"betas": (0.9, 0.9, 0.9)}, "betas is (0.9, 0.9, 0.9); give two numbers."),
+    "a beta as text": ({"betas": ("0.9", 0.999)}, "betas[0] is '0.9'; give a number"),
+    "no eps": ({"eps": None}, "eps is None; give a number."),
     "another algorithm": ({"algorithm": "sgd"}, "sgd"),
     "an option of torch's": ({"maximize": True}, "'maximize'"),
     "a typo": ({"weight_deca": 0.3}, "'weight_deca'"),
@@ -502,6 +519,41 @@ def test_a_group_may_not_become_the_other_algorithms(kind: str) -> None:
         train(model, optimizer, 1)
     message(error)
     assert torch.equal(before, state_of(model))
+
+
+OTHER_GROUPS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "none": lambda groups: groups.clear(),
+    "the same once more": lambda groups: groups.append(dict(groups[0])),
+    "parameters alone": lambda groups: groups.append({"params": [nn.Parameter(torch.ones(4, 4))]}),
+}
+
+
+@each_sharded
+@pytest.mark.parametrize("change", OTHER_GROUPS)
+def test_groups_that_are_added_or_taken_away_by_hand_are_refused_before_a_weight_moves(kind: str, change: str) -> None:
+    model, optimizer = start(kind)
+    before, kept = state_of(model), list(optimizer.param_groups)
+    OTHER_GROUPS[change](optimizer.param_groups)
+    with pytest.raises(RuntimeError, match=r"has [02] parameter group\(s\) and had 1 at construction") as error:
+        train(model, optimizer, 1)
+    message(error)
+    assert torch.equal(before, state_of(model))
+    optimizer.param_groups[:] = kept
+    train(model, optimizer, 1)
+    assert not torch.equal(before, state_of(model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    {"Muon": "MuonW", "Zero1AdamW": "named_parameters", "DistributedMuon": "split_parameters"}.items(),
+)
+@pytest.mark.parametrize("model", [SmallNet(), nn.Sequential(nn.Linear(2, 2))])
+def test_a_model_in_the_place_of_parameters_is_refused_with_what_to_give(
+    kind: str, words: str, model: nn.Module
+) -> None:
+    with pytest.raises(TypeError, match=f"{kind} takes parameters and was given a model.*{words}") as error:
+        OURS[kind](model)
+    message(error)
 
 
 DEFAULTS: dict[Callable[..., Any], list[Mapping[str, Any]]] = {
