@@ -64,8 +64,8 @@ def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
 
     coefficients: a name of `SCHEDULES`, one (a, b, c) used in every step, or a sequence of them, whose last one is
         repeated if the steps outnumber it.
-    Raises TypeError for a number of steps that is not whole, ValueError for an unknown name, an empty sequence, a negative number of steps, or another number of steps
-    than a schedule has that is of no use in part.
+    Raises TypeError for a number of steps that is not whole; ValueError for an unknown name, an empty sequence, a
+    negative number of steps, or another number of steps than a schedule has that is of no use in part.
     """
     if not hasattr(steps, "__index__"):
         raise TypeError(f"steps is {steps!r}; Newton–Schulz needs a whole number, such as 5.")

@@ -447,7 +447,7 @@ class Muon(MasterWeights):
                 continue
             if p.grad.is_sparse:
                 raise RuntimeError(f"parameter {name!r} has a sparse gradient; Muon takes dense ones (sparse=False).")
-            check_shapes(name, p, self.state.get(p, {}), group)
+            check_shapes(name, p, self.state.get(p, {}), rows_kept(p, group))
             yield p
 
     def _move(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:

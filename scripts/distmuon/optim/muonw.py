@@ -498,7 +498,7 @@ class MuonW(MasterWeights):
                 for name, p in named(group):
                     if p.grad is not None:
                         _check_gradient(name, p)
-                        check_shapes(name, p, self.state.get(p, {}), group)
+                        check_shapes(name, p, self.state.get(p, {}), rows_kept(p, group))
         except (RuntimeError, TypeError, ValueError) as error:
             return error
         return None

@@ -21,7 +21,15 @@ from torch.nn.parameter import is_lazy
 
 from distmuon.optim.options import check_complete, check_number, check_options, options_of, plain, refuse_unknown
 from distmuon.optim.param_groups import refuse_meta
-from distmuon.optim.states import MASTER_WEIGHT, NAMES, CheckedState, check_kept, check_maker, check_same_algorithm
+from distmuon.optim.states import (
+    MASTER_WEIGHT,
+    NAMES,
+    CheckedState,
+    check_kept,
+    check_maker,
+    check_same_algorithm,
+    check_shapes,
+)
 from distmuon.sharding.boxes import matrices_of
 from distmuon.sharding.buffers import Piece, ShardedBuffers, specs_of
 from distmuon.sharding.consistency import broadcast_values, check_same, check_values
@@ -76,6 +84,10 @@ class ShardedState(CheckedState):
             self._check_options(group)
         if [id(p) for g in self.param_groups for p in g["params"]] != [*map(id, self.buffers.parameters)]:
             raise RuntimeError("the groups hold other parameters than at construction; make a new optimizer.")
+        group_of = [group for group in self.param_groups for _ in group["params"]]
+        for piece in self._pieces():
+            name, state = self.buffers.names[piece.index], self.state.get(self.buffers.parameters[piece.index], {})
+            check_shapes(name, piece.weight, state, self._rows_kept(piece.index, group_of[piece.index]))
 
     def _check_arguments(self) -> None:
         if self.on_nonfinite not in NON_FINITE_CHOICES:

@@ -178,9 +178,12 @@ def kept_rows(state: dict[str, Any], rows: int, dtype: torch.dtype, device: torc
     return state[ROW_MOMENTS]
 
 
-def check_shapes(name: str, parameter: Tensor, state: Mapping[str, Any], group: Group) -> None:
-    """Raise RuntimeError, naming the parameter, if its shape, or its matrices', is not what its state was made for."""
-    for key, value, shape in _misshapen(state, parameter.shape, rows_kept(parameter, group)):
+def check_shapes(name: str, held: Tensor, state: Mapping[str, Any], rows: int) -> None:
+    """Raise RuntimeError, naming the parameter, if its state was made for another shape than is held of it here.
+
+    rows: as for `check_kept`.
+    """
+    for key, value, shape in _misshapen(state, held.shape, rows):
         raise RuntimeError(
             f"parameter {name!r} wants {list(shape)} for its {key} now, and has {list(value.shape)} from before; "
             "let its state begin anew (optimizer.state.pop(parameter)), or make a new optimizer."

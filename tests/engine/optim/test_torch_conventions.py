@@ -543,6 +543,32 @@ def test_groups_that_are_added_or_taken_away_by_hand_are_refused_before_a_weight
     assert not torch.equal(before, state_of(model))
 
 
+@each
+@pytest.mark.parametrize("of", ["first", "last"])
+def test_a_state_that_was_written_to_in_another_shape_is_refused_before_a_weight_moves(kind: str, of: str) -> None:
+    model = SmallNet()
+    parameters = list(model.parameters())
+    algorithms = ["adamw", "muon"] if kind in ("MuonW", "DistributedMuon") else [None]
+    cut = [parameters[:1], parameters[1:]] if len(algorithms) > 1 else [parameters]
+    groups = [
+        {"params": of_group} | ({"algorithm": algorithm} if algorithm else {})
+        for algorithm, of_group in zip(algorithms, cut, strict=True)
+    ]
+    optimizer = OURS[kind](groups)
+    train(model, optimizer, 1)
+    spoiled = parameters[0 if of == "first" else -1]
+    key = next(key for key in optimizer.state[spoiled] if key != "step")
+    optimizer.state[spoiled][key] = torch.zeros(3, 5, 7)
+    before = state_of(model)
+    with pytest.raises(RuntimeError, match=rf"for its {key} now, and has \[3, 5, 7\] from before") as error:
+        train(model, optimizer, 1)
+    message(error)
+    assert torch.equal(before, state_of(model))
+    optimizer.state.pop(spoiled)
+    train(model, optimizer, 1)
+    assert not torch.equal(before, state_of(model))
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     {"Muon": "MuonW", "Zero1AdamW": "named_parameters", "DistributedMuon": "split_parameters"}.items(),
