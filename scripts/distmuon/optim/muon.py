@@ -49,7 +49,7 @@ from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.local_views import LocalView
 from distmuon.sharding.matrices import Matrices, MatrixLayout, kind_of, parts
-from distmuon.sharding.tensor_lists import apart, each, runs
+from distmuon.sharding.tensor_lists import apart, cast, each, runs
 
 # ---- The arithmetic ---------------------------------------------------------------------------------------
 
@@ -120,9 +120,15 @@ def decay_cautiously_(
     weight_decay: float,  # lambda
 ) -> None:
     """Take decay in place where the update makes the weight smaller, too (Chen et al. 2025, arXiv 2510.12402)."""
-    for w, o in zip(weights, updates, strict=True):
-        # W <- (1 - lr lambda) W where W O >= 0
-        w.copy_(torch.where(w.sign() * o.sign() >= 0, w * (1 - lr * weight_decay), w))
+    signs = each("sign", weights)
+    for (dtype, of_update), places in _places_by((w.dtype, o.dtype) for w, o in zip(weights, updates, strict=True)):
+        # widened before it is asked for its sign, and narrowed after, since what is tiny would become 0
+        wide = cast([updates[i] for i in places], torch.promote_types(dtype, of_update))
+        each("mul_", [signs[i] for i in places], cast(each("sign", wide), dtype))
+    # 1 where W O >= 0, else 0
+    each("add_", each("clamp_max_", signs, 0), 1)
+    # W <- (1 - lr lambda) W where W O >= 0: to the bit, because lerp returns its ends as they are
+    each("lerp_", weights, each("mul", weights, 1 - lr * weight_decay), signs)
 
 
 def apply_(

@@ -23,8 +23,8 @@ def each(operation: str, tensors: list[Tensor], *given: Any, **options: Any) -> 
     plain = all(map(_is_plain, (tensor for one in lists for tensor in one)))
     if tensors and plain and (tensors[0].is_cuda or not is_narrow(tensors[0])):
         return list(getattr(torch, f"_foreach_{operation}")(tensors, *given, **options) or tensors)
-    rows = zip(*(one if isinstance(one, list) else [one] * len(tensors) for one in given), strict=True)
-    return [getattr(tensor, operation)(*row, **options) for tensor, row in zip(tensors, rows, strict=True)]
+    columns = [one if isinstance(one, list) else [one] * len(tensors) for one in given]
+    return [getattr(tensor, operation)(*row, **options) for tensor, *row in zip(tensors, *columns, strict=True)]
 
 
 def copy_each_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

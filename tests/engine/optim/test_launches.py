@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distmuon import DistributedMuon, Grid, Muon, MuonW
+from distmuon.optim.muon import decay_cautiously_
 
 RATE = torch.tensor(1e-3)
 MAKERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
@@ -19,6 +20,11 @@ MAKERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
     "MuonW": MuonW,
     "owner": lambda parameters: DistributedMuon(parameters, Grid.alone("cpu"), strategy="owner"),
     "owner, lr a tensor": lambda parameters: DistributedMuon(parameters, Grid.alone("cpu"), RATE, strategy="owner"),
+    "Muon, cautious": lambda parameters: Muon(parameters, cautious_decay=True),
+    "MuonW, cautious": lambda parameters: MuonW(parameters, cautious_decay=True),
+    "owner, cautious": lambda parameters: DistributedMuon(
+        parameters, Grid.alone("cpu"), strategy="owner", cautious_decay=True
+    ),
     "gather_all": lambda parameters: DistributedMuon(parameters, Grid.alone("cpu"), strategy="gather_all"),
 }
 NO_WORK = ("aten::empty", "aten::empty_like", "aten::promote_types")
@@ -53,6 +59,20 @@ def calls_of_a_step(name: str, matrices: int) -> Counter[str]:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_step_asks_for_no_more_if_there_are_more_matrices(name: str) -> None:
     assert calls_of_a_step(name, 9) == calls_of_a_step(name, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_update", [torch.float32, torch.bfloat16])
+def test_cautious_decay_of_many_is_that_of_each_to_the_bit(dtype: torch.dtype, of_update: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(9, n, generator=generator).to(dtype) for n in (7, 16, 33)]
+    updates = [torch.randn(9, n, generator=generator).to(of_update) for n in (7, 16, 33)]
+    weights[0][0], updates[0][1] = 0.0, -0.0
+    wanted = [
+        torch.where(w.sign() * o.sign() >= 0, w * (1 - 0.3 * 0.7), w) for w, o in zip(weights, updates, strict=True)
+    ]
+    decay_cautiously_(weights, updates, 0.3, 0.7)
+    assert all(torch.equal(w, other) for w, other in zip(weights, wanted, strict=True))
 
 
 # ---- What must not be asked for at once -------------------------------------------------------------------
