@@ -49,7 +49,7 @@ from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.local_views import LocalView
 from distmuon.sharding.matrices import Matrices, MatrixLayout, kind_of, parts
-from distmuon.sharding.tensor_lists import apart, cast, each, runs
+from distmuon.sharding.tensor_lists import apart, cast, copy_each_, each, runs
 
 # ---- The arithmetic ---------------------------------------------------------------------------------------
 
@@ -237,8 +237,8 @@ def _orthogonalize_(
     if group["normuon_beta2"] is not None:
         v = torch.cat([v.view(-1, stack.shape[1]) for v in moments])  # [n, A]
         adapt_rows_(stack, v, group["normuon_beta2"])
-        for old, new in zip(moments, v.split([v.numel() // stack.shape[1] for v in moments]), strict=True):
-            old.copy_(new.view(old.shape))
+        updated = v.split([v.numel() // stack.shape[1] for v in moments])
+        copy_each_((old, new.view(old.shape)) for old, new in zip(moments, updated, strict=True))
     return stack
 
 

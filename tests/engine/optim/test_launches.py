@@ -25,6 +25,11 @@ MAKERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
     "owner, cautious": lambda parameters: DistributedMuon(
         parameters, Grid.alone("cpu"), strategy="owner", cautious_decay=True
     ),
+    "Muon, NorMuon": lambda parameters: Muon(parameters, normuon_beta2=0.95),
+    "MuonW, NorMuon": lambda parameters: MuonW(parameters, normuon_beta2=0.95),
+    "owner, NorMuon": lambda parameters: DistributedMuon(
+        parameters, Grid.alone("cpu"), strategy="owner", normuon_beta2=0.95
+    ),
     "gather_all": lambda parameters: DistributedMuon(parameters, Grid.alone("cpu"), strategy="gather_all"),
 }
 NO_WORK = ("aten::empty", "aten::empty_like", "aten::promote_types")
