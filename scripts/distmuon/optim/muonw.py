@@ -65,7 +65,7 @@ from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.matrices import Matrices, MatrixLayout
 from distmuon.sharding.meshes import refuse_one_of_the_stages, refuse_without_backend, shards
 from distmuon.sharding.precision import default_gather_dtype, widest
-from distmuon.sharding.tensor_lists import apart, cast, copy_each_, runs
+from distmuon.sharding.tensor_lists import apart, cast, copy_each_, each, runs
 
 WHOLE = MatrixLayout()
 TOGETHER = 2**24  # elements of which a few launches take care
@@ -270,9 +270,11 @@ class MuonW(MasterWeights):
             _check_gradient(name, p)
         device = local(self.param_groups[0]["params"][0]).device
         squares = torch.zeros(1, dtype=widest(device), device=device)
-        for _, p, _ in moving:
-            own = _local_gradient(p, p.dtype).to(squares.dtype).square().sum()
-            squares += own * shards(p) / self._plans.everybody.size  # so many ranks hold the same part
+        if held := [p for _, p, _ in moving if local(p).numel()]:
+            norms = torch._foreach_norm([_local_gradient(p, p.dtype) for p in held], dtype=squares.dtype)
+            # so many ranks hold the same part
+            counted = numbers_on(device, [shards(p) / self._plans.everybody.size for p in held], squares.dtype)
+            squares += torch.stack(norms).square_().mul_(counted).sum()
         squares = self._plans.everybody.all_reduce(squares, "norm")
         if stages is not None:  # gathered, since all ranks of a stage must have the sum to the bit
             theirs = Group.of_process_group("pp", stages, self.ledger).all_gather(squares, "norm")
@@ -280,8 +282,7 @@ class MuonW(MasterWeights):
         norm = squares.sqrt()[0]
         factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
         if not factor >= 1:
-            for _, _, gradient in moving:
-                local(gradient).mul_(factor)
+            each("mul_", [local(gradient) for _, _, gradient in moving], factor)
         return norm
 
     def _unscale(self) -> bool:

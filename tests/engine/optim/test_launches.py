@@ -80,6 +80,18 @@ def test_cautious_decay_of_many_is_that_of_each_to_the_bit(dtype: torch.dtype, o
     assert all(torch.equal(w, other) for w, other in zip(weights, wanted, strict=True))
 
 
+def test_clipping_asks_for_no_more_if_there_are_more_matrices() -> None:
+    found = []
+    for matrices in (3, 9):
+        parameters = [nn.Parameter(torch.randn(16, 24)) for _ in range(matrices)]
+        optimizer = MuonW(parameters)
+        torch.stack([(p * p).sum() for p in parameters]).sum().backward()
+        with Calls() as calls:
+            optimizer.clip_grad_norm_(1.0)
+        found.append(calls.counts)
+    assert found[0] == found[1]
+
+
 # ---- What must not be asked for at once -------------------------------------------------------------------
 
 
