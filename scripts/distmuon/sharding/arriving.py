@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_iter
 
 from distmuon.sharding.collectives import PendingWork
@@ -43,6 +44,7 @@ class Arrival:
         for p, kind in self._classes:
             p.arrival = self  # type: ignore[attr-defined]
             p.__class__ = _arriving(kind)
+        self._scripted = register_module_forward_pre_hook(self._before)
 
     def wait(self) -> None:
         """Return when the parameters are there; they are ordinary ones then. Raises RuntimeError if a rank is lost."""
@@ -52,6 +54,12 @@ class Arrival:
                 p, kind = self._classes.pop()
                 p.__class__ = kind
                 del p.arrival  # type: ignore[attr-defined]
+            self._scripted.remove()
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        """Wait where a traced or scripted module is called: inside, no Python function says that it reads."""
+        if isinstance(module, torch.jit.ScriptModule):
+            self.wait()
 
 
 @functools.cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import io
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +18,7 @@ from checks import check, check_each
 from late_wire import late_wire
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.nn.utils import clip_grad_norm_
 
 from distmuon.launch import World
@@ -30,7 +33,7 @@ from distmuon.sharding.backward_overlap import BackwardOverlap
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.tensor_parallel import ColumnParallelLinear, RowParallelLinear, mark_replicated
+from distmuon.sharding.tensor_parallel import ColumnParallelLinear, RowParallelLinear, mark, mark_replicated
 
 WIDTH, STEPS, MICRO_BATCHES = 8, 3, 2
 
@@ -323,6 +326,11 @@ def summed(p: Any) -> Tensor:
     return torch._foreach_add([p.detach() * 0], [p])[0]
 
 
+def pointed(p: Any) -> Tensor:
+    memory = (ctypes.c_float * p.numel()).from_address(p.data_ptr())
+    return torch.tensor(list(memory)).view(p.shape)
+
+
 def written(p: Any) -> Tensor:
     with torch.no_grad():
         p.add_(1)
@@ -344,6 +352,9 @@ READS: Mapping[str, Callable[[Any], Tensor]] = {
     "saved": saved,
     "dlpack": lambda p: torch.from_dlpack(p.detach()),
     "written": written,
+    "pickled": lambda p: pickle.loads(pickle.dumps(p)),
+    "storage": lambda p: torch.empty(0).set_(p.untyped_storage(), p.storage_offset(), p.shape, p.stride()),
+    "pointer": pointed,
 }
 ASKS: Mapping[str, Callable[[Any], object]] = {
     "shape": lambda p: tuple(p.shape),
@@ -375,6 +386,25 @@ def whoever_reads_a_parameter_gets_it_when_it_is_there(world: World, choice: str
         assert type(model.up.weight) is nn.Parameter
         assert not hasattr(model.up.weight, "arrival")
         assert torch.equal(value, expected.up.weight)
+
+
+@check_each(["traced", "scripted", "inside another"])
+def a_traced_or_scripted_module_waits_when_it_is_called(world: World, choice: str) -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), torch.ones(2, WIDTH)
+    for p in model.parameters():
+        mark(p, None)
+    optimizer = DistributedMuon(split_parameters(model), Grid.of(world), overlap_forward=True, bucket_size=100)
+    script: Any = torch.jit.script(model) if choice == "scripted" else torch.jit.trace(model, batch)
+    whole = nn.Sequential(script, nn.Identity()) if choice == "inside another" else script
+    model(batch).square().sum().backward()
+    with late_wire():
+        optimizer.step()
+        assert len(optimizer.arriving_buckets) > 1
+        found = whole(batch)
+        assert not optimizer.arriving_buckets
+        assert torch.equal(found, model(batch))
+        assert not _global_forward_pre_hooks
 
 
 @check
