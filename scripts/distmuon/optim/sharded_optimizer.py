@@ -21,6 +21,7 @@ from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.options import ADAMW_DEFAULTS, complete_group
 from distmuon.optim.param_groups import Watch, refuse_model
 from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode
+from distmuon.optim.states import asked_by_torchs_checkpoint
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
@@ -52,8 +53,10 @@ class ShardedOptimizer(ShardedState):
     broadcast: begin with rank 0's values everywhere, as DDP does. Otherwise ranks that do not hold the same values
         raise RankMismatchError together, as they do for other shapes, names, orders or options, then or at any step.
     overlap_forward: let `step` return while new parameters are under way. Whoever uses one waits for its bucket, so
-        they arrive under the next forward pass. What reads parameters without torch's Python functions (a compiled or
-        scripted module, a C++ extension, `dist.broadcast` of a parameter) needs `wait_for_parameters` first.
+        they arrive under the next forward pass. A traced or scripted module waits for all when it is called.
+        What else reads parameters without torch's Python functions (a compiled module, `forward` or another method of
+        a scripted one, a scripted function, a C++ extension, `torch.utils.dlpack.to_dlpack` or `dist.broadcast` of a
+        parameter) needs `wait_for_parameters` first.
     check_every: compare the parameters of all ranks before every so many steps; 0 does where one was seen to be written
         to, `.data` apart. The model's buffers (running means) are nobody's business here: DDP would broadcast them.
     options: defaults of the groups; a subclass names them in its signature.
@@ -127,6 +130,8 @@ class ShardedOptimizer(ShardedState):
     ) -> float | None:
         """Update the parameters on all ranks; return the closure's loss, if one is given."""
         loss = None
+        if asked_by_torchs_checkpoint():  # for a state to save, of a new optimizer: `state_dict` refuses that next
+            return loss
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

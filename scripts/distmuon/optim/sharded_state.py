@@ -25,6 +25,7 @@ from distmuon.optim.states import (
     MASTER_WEIGHT,
     NAMES,
     CheckedState,
+    asked_by_torchs_checkpoint,
     check_kept,
     check_maker,
     check_same_algorithm,
@@ -192,8 +193,13 @@ class ShardedState(CheckedState):
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's shard of the state, and its place. No collective: any rank may call it alone.
 
-        The model's own `state_dict` holds the parameters.
+        The model's own `state_dict` holds the parameters. Raises RuntimeError where torch.distributed.checkpoint asks.
         """
+        if asked_by_torchs_checkpoint():  # it takes plain tensors of one name for one tensor, also when it loads
+            raise RuntimeError(
+                f"torch.distributed.checkpoint would write one rank's shard of {type(self).__name__} over all others'; "
+                "save and load with distmuon.checkpoint, or each rank's state_dict() in a file of its own."
+            )
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

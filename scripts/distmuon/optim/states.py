@@ -7,7 +7,9 @@ refused before anything has changed. A state says what made it: "made_by" in eac
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -97,6 +99,14 @@ def check_maker(groups: Sequence[Group], *makers: str) -> None:
                 f"this state was made by {made_by}, and {makers[0]} would train on with parts of it; load it into "
                 f"{made_by}, or take the weights alone and begin with a new state."
             )
+
+
+def asked_by_torchs_checkpoint() -> bool:
+    """Return whether torch.distributed.checkpoint is among the callers; nothing but the stack says so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame and not frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
+        frame = frame.f_back
+    return frame is not None
 
 
 def check_same_algorithm(optimizer: CheckedState, own: Group, saved: Group) -> str:
