@@ -310,6 +310,7 @@ def test_torchs_own_optimizers_are_observed_as_far_as_they_go(make: Any) -> None
 def test_a_training_that_is_observed_is_the_training_that_is_not(kind: str) -> None:
     def train(observe: bool) -> list[torch.Tensor]:
         model = layer()
+        optimizer: torch.optim.Optimizer
         if kind == "DistributedMuon":
             optimizer = DistributedMuon([{"params": [("weight", model.weight)]}], Grid.alone(), lr=0.01)
         else:
