@@ -118,6 +118,9 @@ def test_a_best_that_is_nowhere_ends_the_search_and_is_named():
     assert "lr" in tables.at_an_end({"grid": tuned.grid, "best": asdict(tuned.best)})
     races = [results.load(f"race_{name}") for name in ("digits", "language", "fashion")]
     assert not any(tables.at_an_end(racer) for race in races for racer in race["racers"].values())
+    muon = races[0]["racers"]["muon"]
+    muon["grid"]["momentum"] = [0.1, muon["best"]["momentum"]]
+    assert "  Muon stands at an end of its grid (momentum): tuning stopped too early" in tables.result_lines(races[0])
 
 
 def test_the_first_seed_sorts_out_and_the_others_decide():
@@ -185,6 +188,11 @@ def test_a_variant_is_muon_but_for_what_it_changes(name: str):
 )
 def test_a_difference_is_claimed_where_every_seed_says_so(first, second, claimed):
     assert sweep.verdict(first, second).claimed == claimed
+
+
+def test_a_verdict_is_of_as_many_seeds_on_either_side():
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        sweep.verdict([1, 2], [1])
 
 
 @pytest.mark.parametrize(

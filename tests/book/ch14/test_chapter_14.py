@@ -29,6 +29,11 @@ WORKER = str(worlds.ROOT / "scripts" / "14_traces.py")
 TINY = Workload(width=32, layers=1, heads=2, context=8, bucket_size=4_000)
 
 
+def test_of_several_recordings_the_quickest_is_kept() -> None:
+    steps = [experiments.RecordedStep(merged([event("user_annotation", "step 0", 0, dur)]), []) for dur in (30, 10, 20)]
+    assert experiments.quickest(steps) == steps[1]
+
+
 def test_recorded_steps_hold_every_collective_of_their_ledgers(tmp_path: Path) -> None:
     ending = worlds.finish(WORKER, "--dp", "2", "--tp", "2", "--traces", str(tmp_path / "new"))
     assert (ending.code, ending.err) == (0, "")

@@ -18,6 +18,7 @@ import worlds
 
 from muonbook import jobs
 from muonbook.ch18 import demo
+from muonbook.ch18.machines import Machine
 
 CLUSTER = str(Path(__file__).with_name("cluster_worker.py"))
 
@@ -55,6 +56,17 @@ def test_whoever_kills_the_program_that_has_made_them_leaves_no_machine() -> Non
         running.interrupt(signal.SIGKILL)
         assert running.end().code == -signal.SIGKILL
     assert set(os.listdir("/sys/class/net")) == before
+
+
+def test_a_machine_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    machine = Machine(1, apart=False)
+    try:
+        machine.start(["sleep", "1000"], tmp_path / "log")
+        with pytest.raises(AssertionError, match="a is running"):
+            machine.start(["sleep", "1000"], tmp_path / "log")
+    finally:
+        machine.remove()
+    assert machine.wait(0) == -signal.SIGKILL
 
 
 def test_without_networks_of_their_own_the_story_begins_with_the_reason() -> None:

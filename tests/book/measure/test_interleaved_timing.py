@@ -37,6 +37,17 @@ def test_acts_take_turns_and_the_warm_up_is_forgotten():
     ]
 
 
+def test_the_clock_stands_while_an_act_is_prepared(monkeypatch):
+    now = [0]
+
+    def spend(seconds: int) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(interleaved_timing.time, "perf_counter", lambda: now[0])
+    seconds = interleaved_timing.take_turns({"one": lambda: spend(2)}, rounds=3, before=lambda _: spend(5))
+    assert seconds == {"one": [2, 2, 2]}
+
+
 def test_on_a_gpu_the_clock_stops_when_the_work_is_done(monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("done"))

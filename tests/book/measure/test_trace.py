@@ -24,6 +24,7 @@ from muonbook.measure.trace_report import (
     runs,
     summarize,
 )
+from tools import read_trace
 
 MANY = some.lists(some.tuples(some.integers(0, 30), some.integers(0, 30)), max_size=8)
 
@@ -223,6 +224,12 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert run["ranks"] == [0, 1]
     assert (run["communication_ms"], run["waiting_ms"], run["transfer_ms"]) == (2.0, 1.0, 1.0)
     assert str(tmp_path) not in json.dumps(found)
+
+
+def test_the_command_says_that_one_rank_cannot_tell_waiting() -> None:
+    alone = [one(nccl(0, 3000))]
+    (said,) = read_trace.waiting_lines({0: "a"}, alone)
+    assert said.startswith("Waiting, a: not known; one rank's trace cannot tell. The time of a kernel is not waiting")
 
 
 def test_the_results_file_is_the_public_reports_and_names_no_folder() -> None:

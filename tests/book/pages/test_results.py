@@ -12,6 +12,7 @@ import measured
 import pytest
 import torch
 
+from distmuon import launch
 from distmuon.optim.coefficients import quintics
 from distmuon.optim.fast_paths import half_gram_pays
 from muonbook.measure import results
@@ -135,6 +136,12 @@ def test_bench_runs_each_measurement_alone_and_a_first_impression_leaves_the_res
         assert full == [f"scripts/{script}", *options, "--json", f"book/results/{name}.json"]
         assert ("--quick" in quick) == (name not in bench.SHORT)
         assert quick[-1] == f"out/quick/{name}.json"
+
+
+def test_bench_refuses_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "bytes", "byts"])
+    with pytest.raises(launch.UsageError, match="there is no measurement 'byts'; there are bytes, memory, "):
+        bench.parse()
 
 
 def test_what_pages_say_of_one_gpu_is_what_it_has_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,6 +392,14 @@ def typed(card: str) -> set[str]:
     verdict, theirs, found, _ = parts_of(rest)
     ours = re.sub("|".join(NOT_OURS), " ", verdict + found)
     return set(NUMBER.findall(ours)) - set(NUMBER.findall(title + theirs))
+
+
+def test_a_typed_measurement_is_seen() -> None:
+    ours = "**We found** on DP 4 {measured}`a b .2f` of 20 %, 1.27 times.\n\nTry 7."
+    fold = (
+        f"```{{dropdown}} What they counted, and what we found\n**They say** so.\n\n**They counted** 8.\n\n{ours}\n```"
+    )
+    assert typed(f"T: 20 %\n{{bdg-x}}`open` It is 4.5.\n\n{fold}\n") == {"1.27", "4.5"}
 
 
 def test_no_number_of_ours_is_typed_on_the_claims_page() -> None:
