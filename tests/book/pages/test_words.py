@@ -55,6 +55,23 @@ def test_no_word_that_was_retired(page: Path) -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_a_retired_word_is_found_in_prose_and_in_what_is_printed(tmp_path: Path) -> None:
+    page = tmp_path / "page.ipynb"
+
+    def write(prose: str, printed: str) -> None:
+        code = {"cell_type": "code", "source": ["likewise = 1"], "outputs": [{"text": [printed]}]}
+        page.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": [prose]}, code]}), encoding="utf-8")
+
+    write("The same, to the bit.", "3 MB")
+    with pytest.raises(AssertionError, match="'to the bit'"):
+        test_no_word_that_was_retired(page)
+    write("The same bits.", "Freight: 3 MB")
+    with pytest.raises(AssertionError, match="'Freight'"):
+        test_no_word_that_was_retired(page)
+    write("The same bits, and `to the bit` in code.", "3 MB")
+    test_no_word_that_was_retired(page)
+
+
 # what a reader of the originals types; each leads to a page, and the names of other code to the page of names
 TYPED = """
     dist_group; tp_group; tensor_model_parallel; partition_dim; param_to_bucket; zeropower_via_newtonschulz5;
