@@ -21,7 +21,6 @@ from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.options import ADAMW_DEFAULTS, complete_group
 from distmuon.optim.param_groups import Watch, refuse_model
 from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode
-from distmuon.optim.states import asked_by_torchs_checkpoint
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
@@ -130,7 +129,7 @@ class ShardedOptimizer(ShardedState):
     ) -> float | None:
         """Update the parameters on all ranks; return the closure's loss, if one is given."""
         loss = None
-        if asked_by_torchs_checkpoint():  # for a state to save, of a new optimizer: `state_dict` refuses that next
+        if self._would_overwrite():  # for a state to save, of a new optimizer: `state_dict` refuses that next
             return loss
         if closure is not None:
             with torch.enable_grad():

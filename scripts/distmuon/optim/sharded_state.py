@@ -190,12 +190,17 @@ class ShardedState(CheckedState):
 
     # ---- Saved and loaded ---------------------------------------------------------------------------------
 
+    def _would_overwrite(self) -> bool:
+        """Say whether torch.distributed.checkpoint asks for one shard of several, which it takes for the whole."""
+        return self.grid.dp.size * self.grid.tp.size > 1 and asked_by_torchs_checkpoint()
+
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's shard of the state, and its place. No collective: any rank may call it alone.
 
-        The model's own `state_dict` holds the parameters. Raises RuntimeError where torch.distributed.checkpoint asks.
+        The model's own `state_dict` holds the parameters. Raises RuntimeError where torch.distributed.checkpoint asks
+        on several ranks.
         """
-        if asked_by_torchs_checkpoint():  # it takes plain tensors of one name for one tensor, also when it loads
+        if self._would_overwrite():  # it takes plain tensors of one name for one tensor, also when it loads
             raise RuntimeError(
                 f"torch.distributed.checkpoint would write one rank's shard of {type(self).__name__} over all others'; "
                 "save and load with distmuon.checkpoint, or each rank's state_dict() in a file of its own."
