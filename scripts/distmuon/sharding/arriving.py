@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_iter
+from torch.utils.hooks import RemovableHandle
 
 from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.layout import Bucket
@@ -44,7 +46,10 @@ class Arrival:
         for p, kind in self._classes:
             p.arrival = self  # type: ignore[attr-defined]
             p.__class__ = _arriving(kind)
-        self._scripted = register_module_forward_pre_hook(self._before)
+        with _CHANGES:
+            _UNDER_WAY.add(self)
+            if not _WATCHING:
+                _WATCHING.append(register_module_forward_pre_hook(_before_a_module))
 
     def wait(self) -> None:
         """Return when the parameters are there; they are ordinary ones then. Raises RuntimeError if a rank is lost."""
@@ -54,12 +59,29 @@ class Arrival:
                 p, kind = self._classes.pop()
                 p.__class__ = kind
                 del p.arrival  # type: ignore[attr-defined]
-            self._scripted.remove()
+        with _CHANGES:
+            _UNDER_WAY.discard(self)
+            while _WATCHING and not _UNDER_WAY:
+                _WATCHING.pop().remove()
 
-    def _before(self, module: nn.Module, _: Any) -> None:
-        """Wait where a traced or scripted module is called: inside, no Python function says that it reads."""
-        if isinstance(module, torch.jit.ScriptModule):
-            self.wait()
+
+# What is under way, and the hook that is there as long as something is. Weakly, or what is dropped before it arrives
+# would live on.
+_UNDER_WAY: weakref.WeakSet[Arrival] = weakref.WeakSet()
+_WATCHING: list[RemovableHandle] = []
+_CHANGES = threading.Lock()
+
+
+def _before_a_module(module: nn.Module, _: Any) -> None:
+    """Wait for the parameters of a traced or scripted module: inside it no Python function says what it reads."""
+    if isinstance(module, torch.jit.ScriptModule):
+        _wait_for(module.parameters())
+
+
+def _wait_for(values: Iterable[Any]) -> None:
+    for value in values:
+        if arrival := getattr(value, "arrival", None):
+            arrival.wait()
 
 
 @functools.cache
@@ -88,7 +110,5 @@ def _wait_first(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = N
             "a compiled forward pass cannot wait for parameters one by one; call the optimizer's "
             "wait_for_parameters() before it, or make the optimizer with overlap_forward=False."
         )
-    for value in tree_iter((args, kwargs)):
-        if arrival := getattr(value, "arrival", None):
-            arrival.wait()
+    _wait_for(tree_iter((args, kwargs)))
     return func(*args, **kwargs)

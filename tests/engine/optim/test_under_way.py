@@ -1,5 +1,8 @@
 """Gradients sent under a backward pass, parameters that arrive under a forward: the same bits, or a refusal."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from checks import on_every_rank
@@ -28,6 +31,16 @@ def test_a_compiled_forward_pass_is_told_to_wait(monkeypatch: pytest.MonkeyPatch
     arrival.wait()
     assert type(layer.weight) is nn.Parameter
     assert layer(torch.ones(2)).shape == (2,)
+
+
+def test_who_drops_a_model_before_it_has_arrived_keeps_nothing_of_it() -> None:
+    layer = nn.Linear(2, 2)
+    bucket = plan([ParamSpec("weight", (2, 2), "float32")], 1).buckets[0]
+    Arrival(bucket, PendingWork(), [layer.weight])
+    weight = weakref.ref(layer.weight)
+    del layer
+    gc.collect()
+    assert weight() is None
 
 
 def test_alone_there_is_nothing_to_wait_for() -> None:
