@@ -142,8 +142,10 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {group[name]!r}; choose one of {', '.join(known)}, or None.")
     if (beta2 := group["normuon_beta2"]) is not None:
         check_number("normuon_beta2", beta2)
-    if beta2 is not None and not 0 <= beta2 < 1:
-        raise ValueError(f"normuon_beta2 is {plain(beta2)!r}; give 0 or more and less than 1, or None for no NorMuon.")
+        if not 0 <= beta2 < 1:
+            raise ValueError(
+                f"normuon_beta2 is {plain(beta2)!r}; give 0 or more and less than 1, or None for no NorMuon."
+            )
     for name in ("nesterov", "cautious_decay", "batched"):
         if group[name] not in (True, False):
             raise ValueError(f"{name} is {group[name]!r}; give True or False.")

@@ -52,7 +52,7 @@ class ShardedOptimizer(ShardedState):
     broadcast: begin with rank 0's values everywhere, as DDP does. Otherwise ranks that do not hold the same values
         raise RankMismatchError together, as they do for other shapes, names, orders or options, then or at any step.
     overlap_forward: let `step` return while new parameters are under way. Whoever uses one waits for its bucket, so
-        they arrive under the next forward pass. A traced or scripted module waits for all when it is called.
+        they arrive under the next forward pass. A traced or scripted module waits for its own when called.
         What else reads parameters without torch's Python functions (a compiled module, `forward` or another method of
         a scripted one, a scripted function, a C++ extension, `torch.utils.dlpack.to_dlpack` or `dist.broadcast` of a
         parameter) needs `wait_for_parameters` first.
@@ -129,7 +129,7 @@ class ShardedOptimizer(ShardedState):
     ) -> float | None:
         """Update the parameters on all ranks; return the closure's loss, if one is given."""
         loss = None
-        if self._would_overwrite():  # for a state to save, of a new optimizer: `state_dict` refuses that next
+        if not self.state and self._would_overwrite():  # for a state to save: `state_dict` refuses that next
             return loss
         if closure is not None:
             with torch.enable_grad():
