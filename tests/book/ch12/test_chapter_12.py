@@ -277,17 +277,18 @@ def test_one_matrix_is_most_of_the_reports_model() -> None:
 
 def test_the_page_s_formula_is_that_of_the_plans() -> None:
     names: dict[str, Any] = {}
-    for start in ("from distmuon.sharding.layout import ParamSpec", "from distmuon.optim import strategies\n"):
+    for start in ("from distmuon.sharding.layout import ParamSpec", "from muonbook.ch12 import own_model\n"):
         (source,) = (cell.source for cell in stored_pages.cells("12_bytes") if cell.source.startswith(start))
-        exec(source.partition("\nfor n in ")[0].partition("\ngrids = ")[0], names)
+        exec(source.partition("\nfor n in ")[0].partition("\nfor w, ")[0], names)
     for w, dtype in ((4, "float32"), (2, "bfloat16")):
         for dp, tp in ((4, 1), (4, 2), (16, 4)):
-            found, specs = names["ratios"](dp, tp, w), names["matrices"](tp)
+            bucket, block = names["megatron"](dp), names["block"]
+            found, specs = names["ratios"](block, dp, tp, w, bucket), names["matrices"](block, names["blocks"], tp)
             assert all(spec.tp_gather_dim == (0 if tp > 1 else None) for spec in specs)  # or owners go by wrong costs
             everything = range(len(specs))
             for algorithm in LAYOUTS.values():
                 lay_out = strategies.planner(algorithm.strategy)
-                size = algorithm.elements or names["megatron"](dp)
+                size = algorithm.elements or bucket
                 layout = lay_out(specs, muon=everything, dp=dp, tp=tp, bucket_size=size)
                 s = formulas.mean_owners(layout, everything)
                 expected = float(formulas.ratio(algorithm.strategy, dp, tp, 4, w, 2, s))
