@@ -1,6 +1,18 @@
-/* The calculator of the envelope page. `envelopeStep` has the formulas of scripts/tools/pages/envelope.py in the same
-   order, and a test holds the two equal. Nothing is sent anywhere, and without JavaScript the page has its tables. */
+/* The calculator of the envelope page and of chapter 15. `envelopeStep` has the formulas of
+   scripts/tools/pages/envelope.py in the same order, and a test holds the two equal. Nothing is sent anywhere, and
+   without JavaScript the page has its tables. The style is here because a notebook has none of the book's files. */
 "use strict";
+
+const ENVELOPE_STYLE = `
+.envelope-form { display: grid; gap: 0.6rem 1rem; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); margin: 1rem 0; }
+.envelope-form label { display: flex; flex-direction: column; font-size: 0.9rem; justify-content: flex-end; }
+.envelope-form :is(input, select) {
+  background: var(--pst-color-surface, transparent); border: 1px solid var(--pst-color-border, #888888);
+  border-radius: 0.25rem; color: inherit; font: inherit; max-width: 100%; padding: 0.25rem 0.5rem;
+}
+#envelope [role="status"] { overflow-x: auto; }
+#envelope table th[scope="row"] { text-align: left; }
+`;
 
 const ENVELOPE_LAYOUTS = {
   gather_all: "gather all, flat", gather_cut: "gather cut", owner: "owner", muonw: "MuonW",
@@ -151,7 +163,7 @@ function envelopeRefusal(step, labels) {
   return wrong ? `${plain(wrong[0])} ${wrong[1]} do not divide ${wrong[3]} ${plain(wrong[2])}.` : "";
 }
 
-document.addEventListener("DOMContentLoaded", () => {
+function envelopeStart() {
   const home = document.getElementById("envelope");
   if (!home) return;
   const { fields, presets } = JSON.parse(home.dataset.cases);
@@ -171,7 +183,9 @@ document.addEventListener("DOMContentLoaded", () => {
   const answer = document.createElement("div");
   answer.setAttribute("role", "status");
   answer.setAttribute("aria-live", "polite");
-  home.replaceChildren(form, answer);
+  const style = document.createElement("style");
+  style.textContent = ENVELOPE_STYLE;
+  home.replaceChildren(style, form, answer);
 
   function labelled(text, control) {
     const label = document.createElement("label");
@@ -238,5 +252,9 @@ document.addEventListener("DOMContentLoaded", () => {
     if (event.target !== choose) choose.value = -1;
     show();
   });
-  fill(presets[0].step);
-});
+  choose.value = home.dataset.first;
+  fill(presets[home.dataset.first].step);
+}
+
+if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", envelopeStart);
+else envelopeStart();  // in a notebook, which was loaded long ago

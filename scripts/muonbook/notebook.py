@@ -146,7 +146,12 @@ def moving(name: str, frames: Sequence[player.Frame]) -> None:
 
     name: its own on the page; see muonbook.figures.player.
     """
-    display({"text/html": player.html(name, frames), "text/plain": player.words(frames)}, raw=True)
+    widget(player.html(name, frames), player.words(frames))
+
+
+def widget(html: str, words: str) -> None:
+    """Show HTML that brings its own script, and in words what it is to those who do not see it."""
+    display({"text/html": html, "text/plain": words}, raw=True)
 
 
 def _listing(thing: Any) -> str:

@@ -1,4 +1,4 @@
-"""What two pages include: the roofline a gather's seconds by link, the envelope models worked out and a calculator."""
+"""What pages include: the roofline a gather's seconds by link, the envelope models worked out and a calculator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from muonbook import ways
 from muonbook.markdown_table import table
@@ -24,6 +25,7 @@ REACHED = 400e12  # FLOPs per second
 WAYS = ("muon_flat", "muon_cut", "muon_owner", "muonw")
 TITLES = dict(zip(LAYOUTS, (ways.TITLES[way] for way in WAYS), strict=True))
 FOLDED = ("7b", "1t")  # of the presets
+SCRIPT = Path(__file__).resolve().parents[3] / "book" / "_static" / "envelope.js"
 FIELDS = {
     "layers": "layers",
     "width": "width",
@@ -97,13 +99,21 @@ def _lies_on(step: Step) -> str:
 
 
 def calculator() -> str:
-    """Return the place of the calculator, which book/_static/envelope.js fills."""
+    """Return the place of the calculator in a page of the book, which loads book/_static/envelope.js to fill it."""
+    return f":::{{container}} envelope\n```{{raw}} html\n{_box('1b')}\n```\n:::\n"
+
+
+def calculator_in_a_notebook(first: str) -> str:
+    """Return the calculator with its script, for a cell that may be run again. first: the preset that it shows."""
+    return f"{_box(first)}\n<script>(() => {{\n{SCRIPT.read_text(encoding='utf-8')}}})();</script>\n"
+
+
+def _box(first: str) -> str:
     fields = [{"name": name, "label": label} for name, label in FIELDS.items()]
     presets = [{"title": title, "step": asdict(step)} for title, step in PRESETS.values()]
     cases = html.escape(json.dumps({"fields": fields, "presets": presets}))
-    without = "The calculator needs JavaScript. The tables above need none."
-    box = f'<div id="envelope" data-cases="{cases}"><p>{without}</p></div>'
-    return f":::{{container}} envelope\n```{{raw}} html\n{box}\n```\n:::\n"
+    without = "The calculator needs JavaScript. The tables need none."
+    return f'<div id="envelope" data-first="{[*PRESETS].index(first)}" data-cases="{cases}"><p>{without}</p></div>'
 
 
 def _said(step: Step) -> str:

@@ -110,3 +110,15 @@ def test_what_makes_no_sense_is_answered_in_a_sentence(tab: Page) -> None:
         tab.get_by_label(label, exact=True).fill(value)
         expect(tab.get_by_role("status")).to_contain_text(said)
         expect(tab.get_by_role("table")).to_have_count(0)
+
+
+def test_a_notebook_may_show_it_twice_long_after_it_was_loaded(tab: Page) -> None:
+    tab.evaluate("document.body.replaceChildren()")
+    for _ in range(2):  # the cell is run again
+        tab.evaluate(
+            "text => document.body.replaceChildren(document.createRange().createContextualFragment(text))",
+            envelope_parts.calculator_in_a_notebook("70b"),
+        )
+    expect(tab.get_by_label("tokens in a step, all ranks")).to_have_value(str(PRESETS["70b"][1].tokens))
+    shares = [envelope_parts.percent(one.share) for one in by_layout(PRESETS["70b"][1]).values()]
+    assert tab.get_by_role("row").last.get_by_role("cell").all_inner_texts() == shares
