@@ -1,4 +1,4 @@
-"""What chapter 17 draws of a training: how far a step moves a weight, and the largest attention logit."""
+"""What chapter 17 draws: boxes of a checkpoint, how far a step moves a weight, and the largest attention logit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,55 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from muonbook.figures.plots import draw_curves
+from muonbook.figures.style import INK, LEFT, MARGIN, ROW, STRIP, box, card, dp_colour, ink_on, put
+
+# ---- The boxes of a checkpoint ----------------------------------------------------------------------------
+
+Rows = Sequence[tuple[int, int]]  # (begin, end) of each rank
+BOX = 34.0  # how high a strip of boxes is, in points
+
+
+def draw_boxes(written: Rows, read: Rows, title: str) -> Figure:
+    """Draw the rows of a matrix from left to right: the boxes that were written, and below them those that are read."""
+    total = written[-1][1]
+
+    def place(row: int) -> float:
+        return LEFT + STRIP * row / total
+
+    def paint(axes: Axes, top: float) -> None:
+        for strip, (ranks, word) in enumerate(((written, "written"), (read, "read"))):
+            y = top + strip * (BOX + 2 * ROW) + ROW
+            put(axes, MARGIN, y + BOX / 2 - 7, word)
+            for rank, (begin, end) in enumerate(ranks):
+                middle, number = (place(begin) + place(end)) / 2, f"{rank}"
+                if strip == 0:
+                    box(axes, place(begin), y, place(end) - place(begin), BOX, dp_colour(rank))
+                    put(axes, middle, y + BOX / 2 - 7, number, "center", color=ink_on(dp_colour(rank)))
+                    continue
+                for writer, (first, last) in enumerate(written):
+                    low, high = max(first, begin), min(last, end)
+                    if low < high:
+                        box(axes, place(low), y, place(high) - place(low), BOX, dp_colour(writer))
+                box(axes, place(begin), y, place(end) - place(begin), BOX, "none", ec=INK, lw=1.6)
+                put(axes, middle, y + BOX + 2, f"rank {number}", "center")
+
+    note = f"{total} rows of a momentum buffer, from left to right. A colour is a rank that wrote."
+    return card(title, note, (2 * (BOX + 2 * ROW), paint))
+
+
+def describe_boxes(written: Rows, read: Rows, title: str) -> str:
+    """Return alt text for `draw_boxes`: from whose boxes each rank reads."""
+    opened = (
+        [str(writer) for writer, (first, last) in enumerate(written) if max(first, begin) < min(last, end)]
+        for begin, end in read
+    )
+    told = "; ".join(f"rank {rank} reads from {' and '.join(writers)}" for rank, writers in enumerate(opened))
+    return f"{title}. {len(written)} ranks wrote a box each, in order; {len(read)} ranks read: {told}."
+
 
 # ---- What `Metrics` has written ---------------------------------------------------------------------------
 
