@@ -30,8 +30,8 @@ def test_stored_divisions_are_those_that_the_planner_finds(number: int) -> None:
     assert float(f"{plan.step_seconds:.4g}") == row["seconds"]
 
 
-def test_with_twice_the_stages_a_step_is_shorter_and_the_waiting_is_not() -> None:
-    """The page's second and third row: twice the share, but 3 % more and no more of the time."""
+def test_with_half_of_the_gpus_a_step_takes_twice_as_long_and_the_waiting_does_not() -> None:
+    """The page's second and third row: half the share, of exactly and of nearly as many seconds."""
     names: dict[str, Any] = {}
     exec(stored_pages.cell_with("18_beyond_one_machine", "def bubble(").source, names)
 
@@ -40,7 +40,7 @@ def test_with_twice_the_stages_a_step_is_shorter_and_the_waiting_is_not() -> Non
         step = (micro_batches + stages - 1) * layers
         return names["bubble"](stages, micro_batches) * step, step
 
-    (waits, step), (of_stages, with_stages), (of_dp, with_dp) = times(16, 16), times(16, 32), times(32, 16)
-    assert round(of_stages / waits, 2) == 1.03
+    (waits, step), (of_dp, with_dp), (of_stages, with_stages) = times(16, 16), times(8, 16), times(16, 8)
     assert of_dp == pytest.approx(waits)
-    assert [round(step / other, 1) for other in (with_stages, with_dp)] == [1.9, 1.9]
+    assert 0.9 < of_stages / waits < 1
+    assert [round(other / step, 1) for other in (with_dp, with_stages)] == [1.9, 1.9]
