@@ -68,10 +68,8 @@ def test_bytes_of_buckets_over_tp_are_chapter_12_s() -> None:
     assert [row[0] for row in rows] == ["4", "16", "64"]
     assert [f"{extreme(float(row[1]) for row in rows):.1f}" for extreme in (min, max)] == ["1.9", "2.5"]
     in_bf16 = [1 + 8 / 6 * (extreme(float(row[1]) for row in rows) - 1) for extreme in (min, max)]  # 6 bytes, not 8
-    (said,) = (
-        cell.source for cell in stored_pages.cells("13_memory") if "with bf16 weights a third and" in cell.source
-    )
-    assert "a third and {:.1f} to {:.1f} times".format(*in_bf16) in said
+    said = "it is 1.9 to 2.5 times as many as AdamW with float32 weights, and with bf16 weights {:.1f} to {:.1f} times"
+    assert any(said.format(*in_bf16) in cell.source for cell in stored_pages.cells("13_memory"))
 
 
 def test_peaks_of_the_8b_are_those_of_the_planner_and_of_what_is_saved() -> None:
