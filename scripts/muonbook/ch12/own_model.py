@@ -79,6 +79,6 @@ def count(block: Block, blocks: int, D: int, T: int, bucket: int) -> dict[str, f
 
 def print_ratios(heading: str, grids: Mapping[tuple[int, int], Mapping[str, float]]) -> None:
     """Print a row per layout and a column per grid. grids: {(D, T): {layout: bytes / ZeRO-1 AdamW's}}."""
-    print("DP x TP" + "".join(f"{D:7} x {T}" for D, T in grids) + f"  {heading}")
+    print(f"{heading:20}" + "".join(f"{D:5} x {T}" for D, T in grids))
     for name in next(iter(grids.values())):
-        print("       " + "".join(f"{ratios[name]:11.3f}" for ratios in grids.values()) + f"  {name}")
+        print(f"{name:20}" + "".join(f"{ratios[name]:9.3f}" for ratios in grids.values()))
