@@ -43,7 +43,7 @@ def draw(target: Path) -> dict[str, str]:
         "puzzles.md": puzzle_list.page_part(ROOT),
         "cut_prices.md": prices.markdown(),
         "report_counts.md": report_counts.markdown(results.load("report_traces")),
-        "schedules.md": variants.schedules(),
+        "ns_coefficients.md": variants.ns_coefficients(),
         "race_variants.md": variants.race(),
         "gram_on_a_gpu.md": variants.on_a_gpu(),
         "variant_costs.md": variants.costs(),
