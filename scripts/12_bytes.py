@@ -24,7 +24,7 @@ TAKES = {  # job -> its options
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=2, tp=2)
-    group = parser.add_argument_group("the job (default: count one step of every contender)")
+    group = parser.add_argument_group("the job (default: count one step of every baseline)")
     job = group.add_mutually_exclusive_group()
     job.add_argument("--ratios", action="store_true", help="Muon over ZeRO-1 AdamW, by formula and counted")
     job.add_argument(

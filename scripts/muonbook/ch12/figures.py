@@ -15,15 +15,15 @@ from matplotlib.figure import Figure
 from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import FLAT, Layout, ParamSpec, Range
 from distmuon.sharding.ledger import Entry, Ledger
+from muonbook.baselines import TITLES
 from muonbook.ch12.four_counts import LAYOUTS
-from muonbook.contenders import CONTENDERS
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_bars, draw_bars, head
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block
 from muonbook.measure import formulas
 from muonbook.measure.workload import Workload
 from muonbook.planner.owned_worlds import plan_part
-from muonbook.ways import TITLES
+from muonbook.runnable_baselines import RUNNABLE
 
 from muonbook.figures.style import box, card, dp_colour, ink_on, mix, put  # isort: skip
 
@@ -145,16 +145,16 @@ def sent_by_purpose(ledger: Ledger) -> dict[str, float]:
 
 
 def step_rows(workload: Workload, dp: int, tp: int, names: Sequence[str] = SHOWN) -> dict[str, dict[str, float]]:
-    """Return what a rank is predicted to send in one step, mean over ranks, by contender and purpose.
+    """Return what a rank is predicted to send in one step, mean over ranks, by baseline and purpose.
 
-    Without activations, which all have in common. names: of `CONTENDERS` with a prediction.
+    Without activations, which all have in common. names: of `RUNNABLE` with a prediction.
     """
     ranks = [(d, t) for d in range(dp) for t in range(tp)]
     rows = {}
-    for contender in (CONTENDERS[name] for name in names):
-        rows[contender.title] = mean = dict.fromkeys(PURPOSES, 0.0)
+    for baseline in (RUNNABLE[name] for name in names):
+        rows[baseline.title] = mean = dict.fromkeys(PURPOSES, 0.0)
         for rank in ranks:
-            sent = sent_by_purpose(contender.predict(workload, dp, tp, rank))
+            sent = sent_by_purpose(baseline.predict(workload, dp, tp, rank))
             for what in PURPOSES:
                 mean[what] += sent[what] / len(ranks)
     return rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from distmuon.sharding.layout import ParamSpec
 from muonbook.measure import results
-from muonbook.measure.baselines import predict_activations, predict_zero1
+from muonbook.measure.trainers import predict_activations, predict_zero1
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices import Compared, compared

@@ -29,7 +29,7 @@ Grids = Mapping[tuple[int, int], Sequence[Collective]]
 
 def forecasts() -> dict[tuple[int, int], list[Collective]]:
     """Return, per grid of eight ranks, what one step of Muon sends over DP and TP: predicted, as in the chapter."""
-    from muonbook.measure.baselines import predict_muon
+    from muonbook.measure.trainers import predict_muon
     from muonbook.measure.workload import TIMED
 
     found = {}

@@ -33,7 +33,7 @@ from distmuon.sharding.ownership import balance
 from distmuon.verify.certificate import difference
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch17.existing_program import DigitReader, wrap
-from muonbook.measure.baselines import SAME_EVERYWHERE
+from muonbook.measure.trainers import SAME_EVERYWHERE
 
 Way = Callable[[Sequence[DTensor], Group], list[Tensor]]  # momenta U[A{dp}, B], bf16 -> updates O[A/D, B]
 OPTIONS: dict[str, Any] = MUON_DEFAULTS | SAME_EVERYWHERE | dict(batched=False, lr=0.02)

@@ -29,7 +29,7 @@ from matplotlib.text import Text
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from muonbook.ways import TITLES
+from muonbook.baselines import TITLES
 
 # Okabe and Ito (2008) without black, on which no boundary would show; plum keeps its distance from the other seven in
 # normal vision and in simulated protanopia, deuteranopia and tritanopia.
@@ -69,7 +69,7 @@ def dp_colour(dp_rank: int) -> str:
     return (base, mix(base, "#FFFFFF", 0.55), mix(base, "#000000", 0.35))[dp_rank // 8 % 3]
 
 
-def entrant_of(name: str) -> str | None:
+def baseline_of(name: str) -> str | None:
     """Return the optimizer or layout that a series is of, by its name: "owner", or "Muon, DDP"; None if of none."""
     return next((each for each in (name, name.split(",")[0]) if each in LOOKS), None)
 

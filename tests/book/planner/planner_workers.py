@@ -12,7 +12,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify import model_states
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.measure.baselines import Trainer
+from muonbook.measure.trainers import Trainer
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.measured import timed_worlds
 

@@ -22,7 +22,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import interleaved_timing
-from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
+from muonbook.measure.trainers import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.cost_model import demand
 from muonbook.planner.model_shapes import MODELS

@@ -9,7 +9,8 @@
     make_muon_fsdp2  reduce-scatter  1/D by rows, torch.optim.Muon         torch: FSDP2, DTensor
     make_fsdp2       reduce-scatter  1/D by rows, AdamW or MuonW           torch: FSDP2, DTensor
 
-`muonbook.contenders` has what part III says of each. Chapter 6 wraps as they do. DDP reduces all gradients in one call.
+`muonbook.runnable_baselines` has what part III says of each. Chapter 6 wraps as they do. DDP reduces all gradients in
+one call.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of 
 
 @dataclass
 class Trainer:
-    """A way to train at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
+    """A baseline at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
