@@ -24,7 +24,6 @@ from distmuon.verify.counter import CollectiveCounter
 from muonbook import network_emulation
 from muonbook.ch12.four_counts import COUNTED, GRIDS, LAYOUTS, counts_on, warmed_up
 from muonbook.measure import formulas
-from muonbook.measure.trainers import predict_muon
 from muonbook.measure.workload import SHAPES, Workload, pixels
 from muonbook.runnable_baselines import RUNNABLE, admitted
 
@@ -172,7 +171,7 @@ def fsdp2_on(dp: int) -> dict[str, int]:
     """Return what the update of torch.optim.Muon on FSDP2 calls and sends on rank 0, and our momentum gathers send."""
     workload = SHAPES["even"].shared_by(dp)
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
-        matrices, ours = len(workload.plan(dp, 1)[1]), predict_muon(workload, dp, 1, 0)
+        matrices, ours = len(workload.plan(dp, 1)[1]), RUNNABLE["muon"].predict(workload, dp, 1, (0, 0))
     update = launch.run(count_fsdp2, (workload,), dp=dp)[0][1].total()
     momentum = sum(traffic.sent_bytes for entry, traffic in ours if entry.label.startswith("momentum"))
     sent = {"update_calls": update.calls, "update_sent": update.sent_bytes, "gather_all_momentum": momentum}

@@ -37,7 +37,6 @@ from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices
 from distmuon.verify import model_states
-from distmuon.verify.prediction import predict_step
 from muonbook.measure.workload import Workload
 
 SAME_EVERYWHERE: dict[str, Any] = dict(compute_dtype=torch.float32, ns_form="standard")  # for counts of Muon
@@ -217,16 +216,3 @@ def predict_torch_zero(workload: Workload, dp: int, tp: int, place: tuple[int, i
     for spec in layout.specs:
         ledger.record("broadcast", "dp", dp, spec.numel * ITEM_BYTES[spec.dtype], "parameters")
     return ledger
-
-
-def _predict_ours(algorithm: str) -> Callable[[Workload, int, int, int], Ledger]:
-    def predict(workload: Workload, dp: int, tp: int, dp_rank: int) -> Ledger:
-        layout, muon, model = workload.plan(dp, tp, algorithm)
-        ledger = predict_activations(model, workload, dp, tp)
-        ledger.add(predict_step(layout, tp, dp_rank, muon, gather_dtype=workload.gather_dtype))
-        return ledger
-
-    return predict
-
-
-predict_zero1, predict_muon = _predict_ours("adamw"), _predict_ours("muon")

@@ -19,7 +19,6 @@ from muonbook.ch12 import (
 )
 from muonbook.ch12.four_counts import COUNTED, GRIDS, LAYOUTS
 from muonbook.measure import formulas, profiler, reported, results
-from muonbook.measure.trainers import predict_zero1
 from muonbook.measure.workload import SHAPES
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
@@ -260,7 +259,7 @@ def test_fsdp2_gathers_what_lies_outside_the_blocks_once_and_pads() -> None:
     unpadded = all_twice - 3 / 4 * 4 * sum(outside.values())
     sent = RUNNABLE["adamw_fsdp2"].predict(workload, 4, 1, (0, 0)).total().sent_bytes
     assert unpadded < sent < all_twice
-    assert f"{sent / predict_zero1(workload, 4, 1, 0).total().sent_bytes:.3f}" == "1.462"
+    assert f"{sent / RUNNABLE['zero1'].predict(workload, 4, 1, (0, 0)).total().sent_bytes:.3f}" == "1.462"
 
 
 def test_the_price_of_tp_in_the_picture_is_the_formula_s() -> None:
