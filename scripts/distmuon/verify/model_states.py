@@ -31,11 +31,11 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 def count(tensors: Mapping[str, Iterable[Tensor]]) -> ModelStates:
     """Return bytes per kind of the storages behind these tensors, each where it is first met."""
-    states, seen = dict.fromkeys(tensors, 0), set()
-    for kind, theirs in tensors.items():
-        for storage in map(storage_of, theirs):
-            states[kind] += storage.nbytes() if storage._cdata not in seen else 0
-            seen.add(storage._cdata)
+    states, counted = dict.fromkeys(tensors, 0), set()
+    for kind, of_kind in tensors.items():
+        for storage in map(storage_of, of_kind):
+            states[kind] += storage.nbytes() if storage._cdata not in counted else 0
+            counted.add(storage._cdata)
     return states
 
 
