@@ -57,7 +57,9 @@ def reshelled(film: str, still: int | None = None) -> str:
 
     still: the film plays once by itself when it is seen, and where motion is unwelcome this frame stands there.
     """
-    return _in_shell(*FILM.fullmatch(film).groups(), still)  # type: ignore[union-attr]
+    stored = FILM.fullmatch(film)
+    assert stored is not None, "this is no player"
+    return _in_shell(stored[1], stored[2], stored[3], still)
 
 
 def words(frames: Sequence[Frame]) -> str:
