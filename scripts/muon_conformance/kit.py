@@ -212,9 +212,9 @@ def said(error: BaseException, most: int = 240) -> str:
     return f"{type(error).__name__}: {words[:most]}{'…' * (len(words) > most)}"
 
 
-def near(found: Tensor, expected: Tensor, most: float, what: str) -> float:
+def near(actual: Tensor, expected: Tensor, most: float, what: str) -> float:
     """Return the relative distance of two tensors. Raises Breach where it is more than `most`, or no number."""
-    off = distance(found, expected)
+    off = distance(actual, expected)
     if not off <= most:
         raise Breach(f"{what}: expected at most {most:.1g} from the reference, relative, saw {off:.2g}.")
     return off

@@ -134,17 +134,17 @@ def tolerance(schedule: tuple[Quintic, ...], precision: torch.dtype, steps: int 
     """
     exact = Arithmetic(True, schedule, SCALES["unit"][1])
     rounded = Arithmetic(True, schedule, SCALES["unit"][1], precision)
-    found = []
+    distances = []
     for shape in SHAPES:
         for seed in range(steps):
             matrix = gaussian(*shape, seed=seed)
             expected = exact.orthogonalized(matrix)
             order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(seed))
             undone = torch.argsort(order)
-            found += [distance(rounded.orthogonalized(matrix), expected)]
-            found += [distance(-rounded.orthogonalized(-matrix[order])[undone], expected)]
-            found += [distance(rounded.orthogonalized(matrix.mT.contiguous()).mT, expected)]
-    return TIMES_CONTROL * max(found)
+            distances += [distance(rounded.orthogonalized(matrix), expected)]
+            distances += [distance(-rounded.orthogonalized(-matrix[order])[undone], expected)]
+            distances += [distance(rounded.orthogonalized(matrix.mT.contiguous()).mT, expected)]
+    return TIMES_CONTROL * max(distances)
 
 
 # ---- Numbers that are the same in every process ------------------------------------------------------------
@@ -155,7 +155,7 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
+def distance(actual: Tensor, expected: Tensor) -> float:
     """Return ||found - expected|| / ||expected|| over all elements, in float64."""
     expected = expected.detach().double()
-    return float((found.detach().double() - expected).norm() / expected.norm())
+    return float((actual.detach().double() - expected).norm() / expected.norm())

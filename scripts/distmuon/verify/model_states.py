@@ -42,13 +42,13 @@ def count(tensors: Mapping[str, Iterable[Tensor]]) -> ModelStates:
 def by_kind(states: Iterable[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
     """Return the tensors of an optimizer's state by kind; raise RuntimeError for one of another name."""
     names = STATE | {"masters": "master_weight"}
-    found: dict[str, list[Tensor]] = {kind: [] for kind in names}
+    tensors: dict[str, list[Tensor]] = {kind: [] for kind in names}
     for state in states:
         if unknown := set(state) - set(names.values()):
             raise RuntimeError(f"the optimizer's state has {sorted(unknown)}, which nobody counts; add it to STATE.")
         for kind, name in names.items():
-            found[kind] += [state[name]] if name in state else []
-    return found
+            tensors[kind] += [state[name]] if name in state else []
+    return tensors
 
 
 # ---- Predicted, one layout each: what DP rank `dp_rank` keeps; muon: indices of the Muon parameters -------
