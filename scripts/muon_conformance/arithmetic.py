@@ -117,7 +117,7 @@ SPECTRA = {
 @check("Muon is the promise that all directions move alike: singular values in the band of its polynomial.")
 def singular_values(subject: Subject) -> str:
     shape, (low, high) = (12, 20), subject.arithmetic.band()
-    rounded = Arithmetic(True, subject.schedule, SCALES["unit"][1], subject.adapter.precision)
+    rounded = Arithmetic(True, subject.polynomials, SCALES["unit"][1], subject.adapter.precision)
     left, right = (torch.linalg.qr(gaussian(side, side, seed=side).double()).Q for side in shape)
     right, factor = right[:, :12], subject.scale(*shape)
     all_values: list[float] = []
