@@ -90,8 +90,8 @@ def study(world: World, arguments: Arguments) -> dict[str, Any]:
 
 def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
     """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
-    arms = studies.ARMS[:3] if arguments.quick else studies.ARMS
-    found = studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), arms)
+    blockings = studies.BLOCKINGS[:3] if arguments.quick else studies.BLOCKINGS
+    found = studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), blockings)
     world.say("\n".join(tables.block_lines(found)))
     return found
 

@@ -51,10 +51,10 @@ class HeldPiece(NamedTuple):
 
 
 def laid_out(name: str) -> Layout:
-    """Return the seven matrices as an algorithm of `LAYOUTS` lays them out."""
-    algorithm = LAYOUTS[name]
-    size = ELEMENTS if algorithm.elements == FLAT else BUCKET
-    return plan_part(MATRICES, range(len(MATRICES)), D, 1, size, algorithm.strategy).layout
+    """Return the seven matrices as a baseline of `LAYOUTS` lays them out."""
+    baseline = LAYOUTS[name]
+    size = ELEMENTS if baseline.elements == FLAT else BUCKET
+    return plan_part(MATRICES, range(len(MATRICES)), D, 1, size, baseline.strategy).layout
 
 
 def pieces(name: str) -> list[HeldPiece]:
@@ -76,7 +76,7 @@ def received(name: str) -> float:
 
 
 def draw_pieces(title: str = "") -> Figure:
-    """Draw, for every algorithm, the buffer from left to right and what each rank holds of it."""
+    """Draw, for every baseline, the buffer from left to right and what each rank holds of it."""
     note = "What four DP ranks hold of seven matrices, between lines. Strong: kept. Pale: received."
     return card(title, note, *(_pieces_block(name) for name in LAYOUTS))
 
@@ -84,10 +84,10 @@ def draw_pieces(title: str = "") -> Figure:
 def describe_pieces(title: str = "") -> str:
     """Return alt text for `draw_pieces`: what a rank receives, and among how many ranks the matrices are cut."""
     told = []
-    for name, algorithm in LAYOUTS.items():
+    for name, baseline in LAYOUTS.items():
         layout = laid_out(name)
         cut = [len(layout.owners(bucket, index)) for bucket in layout.buckets for index in bucket.params]
-        told.append(f"{algorithm.title}: {sum(n > 1 for n in cut)} of {len(cut)} matrices are cut, a rank receives "
+        told.append(f"{baseline.title}: {sum(n > 1 for n in cut)} of {len(cut)} matrices are cut, a rank receives "
                     f"{100 * received(name):.0f} % of all")  # fmt: skip
     return f"{head(title, 'Pieces of matrices')} Seven matrices on four DP ranks. {'; '.join(told)}."
 

@@ -1,4 +1,4 @@
-"""What the ranks of chapter 15's worlds do: AdamW on DDP and ZeRO-1, and Muon by algorithm, take steps on the clock.
+"""What the ranks of chapter 15's worlds do: AdamW on DDP and ZeRO-1, and Muon by layout, take steps on the clock.
 
 Each of them also does without communication: every collective returns at once, with this rank's own bytes in the
 others' places. What is left is the computation of a rank, copies included, while the other ranks compute on the same

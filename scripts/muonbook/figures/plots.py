@@ -1,6 +1,6 @@
 """Measurements as cards, for what belongs to no rank: curves, singular values and bars.
 
-A series that is an optimizer, or an algorithm of Muon's, looks as `LOOKS` says; all others differ in lightness and
+A series that is an optimizer, or a layout of Muon's, looks as `LOOKS` says; all others differ in lightness and
 dashes first and use one accent, because colour means DP rank in this book. Names of lines stand at their ends. Every
 `describe_*` takes what its `draw_*` takes and tells the same numbers in words.
 """

@@ -3,7 +3,7 @@
 Cards are drawn light; in dark mode the book turns them over (book.css), which keeps every hue.
 
 One colour per DP rank, one hatch per TP rank, one grey for padding, one colour and dash per optimizer, and per
-algorithm of Muon's, in every chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or
+layout of Muon's, in every chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or
 stays open, and a reader's own style does not change them. Lengths are points (1/72 inch), y downwards. A card is 360
 wide, which is about a pixel per point on a phone, so the smallest type is 11 pixels high there; what has smaller type,
 or words on other words, is not saved.
