@@ -191,8 +191,10 @@ STUDIES = {"rms": update_rms, "decay": decay, "routing": routing, "batch": batch
 
 
 class Blocking(NamedTuple):
-    """Into how many blocks a matrix is cut for Newton–Schulz. blocks: T. whole_every: k, every k-th step takes it whole;
-    1 is Muon, 0 blockwise, what is between periodic."""
+    """Into how many blocks a matrix is cut for Newton–Schulz, T, and in which steps it is not, every k-th.
+
+    blocks: T. whole_every: k; 1 is Muon, 0 blockwise, what is between periodic.
+    """
 
     blocks: int
     whole_every: int
