@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -50,10 +50,12 @@ NON_FINITE_CHOICES = get_args(NonFinite)
 class ShardedState(CheckedState):
     """The part of a sharded optimizer that refuses, saves and loads. A subclass sets these attributes."""
 
+    FIXED: ClassVar = ("matrices",)  # by which the map is laid out
+
     grid: Grid
     buffers: ShardedBuffers
     gradient_views: GradientViews
-    steps: int  # updates made so far, skipped steps apart
+    steps: int  # skipped ones apart
     max_norm: float | None
     on_nonfinite: str
     check_every: int
