@@ -35,6 +35,7 @@ from distmuon.optim.options import (
     check_dtype,
     check_muon_options,
     options_among,
+    options_on_host,
     refuse_unknown_in_group,
 )
 from distmuon.optim.param_groups import (
@@ -413,16 +414,17 @@ class Muon(MasterWeights):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
-            self._check_options(group)
-            check_muon_parameters(group, self.state)  # which may be others than at construction
-        self.warn_of_lost_decay()
-        moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
-        self._watch.look(bool(moving))
-        parameters, groups = [p for p, _ in moving], [group for _, group in moving]
-        for batch in batches(parameters, groups):
-            self._move([parameters[i] for i in batch], [groups[i] for i in batch])
+        with options_on_host(self.param_groups):
+            for group in self.param_groups:
+                check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
+                self._check_options(group)
+                check_muon_parameters(group, self.state)  # which may be others than at construction
+            self.warn_of_lost_decay()
+            moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
+            self._watch.look(bool(moving))
+            parameters, groups = [p for p, _ in moving], [group for _, group in moving]
+            for batch in batches(parameters, groups):
+                self._move([parameters[i] for i in batch], [groups[i] for i in batch])
         return loss
 
     def local_views(self) -> list[LocalView]:

@@ -44,6 +44,7 @@ from distmuon.optim.options import (
     check_options,
     complete_group,
     options_among,
+    options_on_host,
 )
 from distmuon.optim.param_groups import (
     Watch,
@@ -211,11 +212,17 @@ class MuonW(MasterWeights):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with options_on_host(self.param_groups):
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        """Make a step under the options of this moment, which are in the host's memory."""
         plans, moves = self._plans_now(), bool(self._moving())
         self._watch.look(moves)
         if not self._unscale():
             self.skipped_steps += 1
-            return loss
+            return
         refusal, self._clipped = self._refusal(), False
         if refusal:
             self._refuse(plans, refusal)
@@ -223,7 +230,6 @@ class MuonW(MasterWeights):
         self._step_muon(plans)
         self._step_adamw()
         self._compares = self._compares and not moves
-        return loss
 
     def _step_muon(self, plans: Sequence[Plan]) -> None:
         """Move wave by wave. Under the work on one, the momentum of the next and the updates of the last travel."""

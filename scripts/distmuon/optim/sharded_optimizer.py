@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.adamw import adamw_, begin
-from distmuon.optim.options import ADAMW_DEFAULTS, complete_group
+from distmuon.optim.options import ADAMW_DEFAULTS, complete_group, options_on_host
 from distmuon.optim.param_groups import Watch, refuse_model
 from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode
 from distmuon.sharding import gradients
@@ -101,7 +101,8 @@ class ShardedOptimizer(ShardedState):
             refuse_elsewhere(self._named(), self.grid.device)
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
-        self._agree_at_start(bucket_size, broadcast)
+        with options_on_host(self.param_groups):
+            self._agree_at_start(bucket_size, broadcast)
         self.buffers, self._laid_out = ShardedBuffers(self._named(), self.grid, bucket_size, self.plan), True
         self.gradient_views = gradients.GradientViews(self.buffers)
         self._backward = BackwardOverlap(self.buffers, self.gradient_views, lambda bucket: self.reduce_scatter(bucket))
@@ -135,12 +136,13 @@ class ShardedOptimizer(ShardedState):
             with torch.enable_grad():
                 loss = closure()
         try:
-            if self.reduce(self.max_norm):  # .grad -> G[N_dp]
-                self.update()  # W[N_dp] -> W[I_tp, J]
-                self.buffers.record_versions()
-                self.steps += 1
-            else:
-                self._skip()
+            with options_on_host(self.param_groups):
+                if self.reduce(self.max_norm):  # .grad -> G[N_dp]
+                    self.update()  # W[N_dp] -> W[I_tp, J]
+                    self.buffers.record_versions()
+                    self.steps += 1
+                else:
+                    self._skip()
         except BaseException:
             for name in ("grad_scale", "found_inf"):  # a GradScaler resets them after a step
                 self.__dict__.pop(name, None)
@@ -165,7 +167,8 @@ class ShardedOptimizer(ShardedState):
         self.grid.refuse_one_stage("clip_grad_norm_")
         if self._ready is not None:
             raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
-        self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
+        with options_on_host(self.param_groups):
+            self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
         return torch.tensor(self.statistics.norm, device=self.grid.device)
 
     @contextlib.contextmanager
