@@ -55,7 +55,7 @@ from distmuon.optim.param_groups import (
     split_parameters,
     withdrawn_if_refused,
 )
-from distmuon.optim.sharded_state import check_max_norm
+from distmuon.optim.sharded_state import check_max_norm, refuse_nonfinite_norm
 from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end
@@ -254,7 +254,14 @@ class MuonW(MasterWeights):
         self._share_row_moments(plans)
 
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float, *, stages: dist.ProcessGroup | None = None) -> Tensor:
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        *,
+        stages: dist.ProcessGroup | None = None,
+    ) -> Tensor:
         """Clip the gradients' global norm, as torch's function does; return the norm from before, alike on all ranks.
 
         To be called on every rank, after the last backward (and a scaler's `unscale_`). On one mesh torch's function is
@@ -263,18 +270,19 @@ class MuonW(MasterWeights):
         stages: the ranks that have this rank's place in the other stages of a pipeline, `mesh.get_group("pp")`, of
             which each has an optimizer of its own. All call this together, and clip by the norm of the whole model; a
             parameter that two stages hold a copy of counts in each.
-        Raises ValueError for a negative max_norm, and on a stage that is not given the others.
+        Raises ValueError for a negative max_norm, a norm_type other than 2, and on a stage that is not given the
+        others; with error_if_nonfinite RuntimeError for a norm that is not finite.
         """
-        check_max_norm(max_norm)
+        max_norm = check_max_norm(max_norm, norm_type)
         if max_norm < math.inf and stages is None:
             remedy = 'give it the others: clip_grad_norm_(max_norm, stages=mesh.get_group("pp"))'
             refuse_one_of_the_stages(self.param_groups, "clip_grad_norm_", remedy)
         self._plans_now()
-        self._clipped = True
         moving = self._moving()
         for name, p, _ in moving:
             _check_gradient(name, p)
-        device = local(self.param_groups[0]["params"][0]).device
+        devices = (local(p).device for group in self.param_groups for p in group["params"])
+        device = next(devices, torch.device("cpu"))
         squares = torch.zeros(1, dtype=widest(device), device=device)
         if held := [p for _, p, _ in moving if local(p).numel()]:
             norms = torch._foreach_norm([_local_gradient(p, p.dtype) for p in held], dtype=squares.dtype)
@@ -286,7 +294,11 @@ class MuonW(MasterWeights):
             theirs = Group.of_process_group("pp", stages, self.ledger).all_gather(squares, "norm")
             add_up_(squares, theirs.view(-1, 1))
         norm = squares.sqrt()[0]
-        factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
+        wanted = max_norm / (norm + 1e-6)  # torch's formula
+        factor, number = torch.stack([wanted, norm]).tolist()  # on a GPU the only wait
+        if error_if_nonfinite:
+            refuse_nonfinite_norm(number)
+        self._clipped = True
         if not factor >= 1:
             each("mul_", [local(gradient) for _, _, gradient in moving], factor)
         return norm

@@ -20,11 +20,12 @@ from torch import Tensor
 from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.options import ADAMW_DEFAULTS, complete_group, options_on_host
 from distmuon.optim.param_groups import Watch, refuse_model
-from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode
+from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode, refuse_nonfinite_norm
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory
+from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.consistency import RankMismatchError, check_same, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
@@ -156,20 +157,23 @@ class ShardedOptimizer(ShardedState):
         raise NotImplementedError
 
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
         """Reduce the gradients and clip their global norm, as torch's function would; return the norm from before.
 
         To be called on every rank, after the last backward (and a scaler's `unscale_`); `step` then reduces no more. A
         gradient that is not finite gives such a norm, and `step` refuses it or skips. Raises ValueError for a negative
-        max_norm, RuntimeError if called twice before a step.
+        max_norm and a norm_type other than 2, RuntimeError if called twice before a step and, with error_if_nonfinite,
+        for a norm that is not finite.
         """
-        check_max_norm(max_norm)
+        max_norm = check_max_norm(max_norm, norm_type)
         self.grid.refuse_one_stage("clip_grad_norm_")
         if self._ready is not None:
             raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
         with options_on_host(self.param_groups):
             self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
-        return torch.tensor(self.statistics.norm, device=self.grid.device)
+        if error_if_nonfinite:
+            refuse_nonfinite_norm(self.statistics.norm)
+        return numbers_on(self.grid.device, [self.statistics.norm], torch.get_default_dtype())[0]
 
     @contextlib.contextmanager
     def overlap_backward(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ Of a parameter, a rank keeps what belongs to its piece of n elements; of one tha
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NoReturn, get_args
 
@@ -347,8 +348,22 @@ def refuse_inference_mode() -> None:
         raise RuntimeError("under torch.inference_mode nothing can be trained; use torch.no_grad, or leave it.")
 
 
-def check_max_norm(max_norm: float) -> None:
-    """Raise ValueError for a bound that no norm can keep, TypeError for one that is no number."""
+def check_max_norm(max_norm: float | Tensor, norm_type: float = 2.0) -> float:
+    """Return the bound as a number; raise ValueError for one that no norm can keep or another norm than the 2-norm,
+    TypeError for one that is no number.
+    """
     check_number("max_norm", max_norm)
-    if not max_norm >= 0:
-        raise ValueError(f"max_norm is {max_norm}; give 0 or more, or None to leave gradients as they are.")
+    if not (limit := float(max_norm)) >= 0:
+        raise ValueError(f"max_norm is {limit}; give 0 or more, or None to leave gradients as they are.")
+    if norm_type != 2:
+        raise ValueError(f"norm_type is {norm_type!r}; only the 2-norm is measured over all ranks: leave it out.")
+    return limit
+
+
+def refuse_nonfinite_norm(norm: float) -> None:
+    """Raise RuntimeError, as torch's clipping does where that is asked for, if a norm is infinite or NaN."""
+    if not math.isfinite(norm):
+        raise RuntimeError(
+            f"the norm of all gradients is {norm}, so they cannot be clipped, and nothing has changed; skip this batch "
+            "with zero_grad(), or leave error_if_nonfinite out."
+        )

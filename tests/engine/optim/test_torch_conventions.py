@@ -521,6 +521,82 @@ def test_a_group_may_not_become_the_other_algorithms(kind: str) -> None:
     assert torch.equal(before, state_of(model))
 
 
+# ---- Clipping ---------------------------------------------------------------------------------------------
+
+
+each_that_clips = pytest.mark.parametrize("kind", ["MuonW", "Zero1AdamW", "DistributedMuon"])
+
+
+def with_gradients(kind: str, factor: float = 1.0) -> tuple[nn.Module, Any]:
+    model, optimizer = start(kind)
+    for number, p in enumerate(model.parameters()):
+        p.grad = factor * torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+    return model, optimizer
+
+
+@each_that_clips
+def test_clipping_takes_what_torchs_function_takes(kind: str) -> None:
+    model, optimizer = with_gradients(kind)
+    reference = SmallNet()
+    for p, q in zip(reference.parameters(), model.parameters(), strict=True):
+        assert q.grad is not None
+        p.grad = q.grad.clone()
+    expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.5, 2.0, True)
+    assert optimizer.clip_grad_norm_(0.5, 2.0, error_if_nonfinite=True) == pytest.approx(expected.item())
+    clipped = optimizer.buffers.gradient_homes if kind in SHARDED else [p.grad for p in model.parameters()]
+    for p, gradient in zip(reference.parameters(), clipped, strict=True):
+        torch.testing.assert_close(gradient, p.grad)
+
+
+@each_that_clips
+@pytest.mark.parametrize("factor", [math.inf, math.nan])
+def test_a_norm_that_is_not_finite_is_an_error_where_that_is_asked_for(kind: str, factor: float) -> None:
+    model, optimizer = with_gradients(kind, factor)
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    with pytest.raises(RuntimeError, match=r"the norm of all gradients is (inf|nan)") as error:
+        optimizer.clip_grad_norm_(0.5, error_if_nonfinite=True)
+    message(error)
+    after = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, after, strict=True))
+    model, optimizer = with_gradients(kind, factor)
+    assert not optimizer.clip_grad_norm_(0.5).isfinite()
+
+
+@each_that_clips
+@pytest.mark.parametrize("norm_type", [1, math.inf, "inf", None])
+def test_another_norm_is_refused(kind: str, norm_type: Any) -> None:
+    _, optimizer = with_gradients(kind)
+    with pytest.raises(ValueError, match=rf"norm_type is {norm_type!r}; only the 2-norm is measured") as error:
+        optimizer.clip_grad_norm_(0.5, norm_type)
+    message(error)
+    optimizer.clip_grad_norm_(0.5)
+
+
+@each_that_clips
+@pytest.mark.parametrize("wrong", [None, "1.0", [1.0], -1.0, math.nan, torch.ones(2)])
+def test_a_bound_that_no_norm_can_keep_is_refused(kind: str, wrong: Any) -> None:
+    _, optimizer = with_gradients(kind)
+    with pytest.raises((TypeError, ValueError), match="max_norm is") as error:
+        optimizer.clip_grad_norm_(wrong)
+    message(error)
+    optimizer.clip_grad_norm_(torch.tensor(0.5))
+
+
+def test_without_parameters_there_is_nothing_to_clip() -> None:
+    _, optimizer = with_gradients("MuonW")
+    optimizer.param_groups.clear()
+    assert optimizer.clip_grad_norm_(0.5) == 0
+    _, optimizer = with_gradients("MuonW")
+    optimizer.param_groups.insert(0, dict(optimizer.param_groups[0], params=[], param_names=[]))
+    assert optimizer.clip_grad_norm_(0.5) > 0.5
+    for kind in ("Zero1AdamW", "DistributedMuon"):
+        _, optimizer = with_gradients(kind)
+        optimizer.param_groups.clear()
+        with pytest.raises(RuntimeError, match=r"has 0 parameter group\(s\) and had 1 at construction") as error:
+            optimizer.clip_grad_norm_(0.5)
+        message(error)
+
+
 OTHER_GROUPS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "none": lambda groups: groups.clear(),
     "the same once more": lambda groups: groups.append(dict(groups[0])),
