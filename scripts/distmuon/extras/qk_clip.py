@@ -14,6 +14,7 @@ Source: Kimi K2 (Kimi Team 2025, arXiv 2507.20534), section 2.1 and Algorithm 1.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from distmuon.optim.masters import local_views
+from distmuon.optim.options import check_number
 from distmuon.optim.param_groups import named, refuse_meta
 from distmuon.sharding.boxes import Box, all_of, volume
 from distmuon.sharding.collectives import Group, numbers_on
@@ -108,6 +110,8 @@ class PlacedHeads:
     ) -> Range:
         """Return which heads of the whole layer these are; raise ValueError for tensors that cannot be this layer's."""
         name, attention, weight = self.name, self.attention, self._weight
+        if not isinstance(query, Tensor) or not isinstance(key, Tensor):
+            raise TypeError(f"queries or keys of {name!r} are no tensors; record what attention is given.")
         if isinstance(query, DTensor) or isinstance(key, DTensor):
             raise ValueError(f"queries or keys of {name!r} are DTensors; record their local tensors (to_local()).")
         cuts, place = self._cuts(weight), self.tp.rank
@@ -226,6 +230,11 @@ class QKClip:
         alpha: float = 0.5,
         grid: Any = None,
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"optimizer is {optimizer!r}; give the one that trains the weights.")
+        entries = attentions.values() if isinstance(attentions, Mapping) else [attentions]
+        if others := [type(one).__name__ for one in entries if not isinstance(one, AttentionHeads)]:
+            raise TypeError(f"attentions holds a {others[0]}; give {{name: AttentionHeads(query, key, heads)}}.")
         self.threshold, self.alpha, self._optimizer = threshold, alpha, optimizer
         self.grid = _grid_of(optimizer, grid)
         self.ledger = self.grid.ledger
@@ -262,6 +271,8 @@ class QKClip:
         Without gradients (`torch.no_grad`) nothing is noted, and it costs nothing: evaluation does not count.
         """
         if torch.is_grad_enabled():
+            if scale is not None:
+                check_number("scale", scale)
             here = self._layer(name).heads_of(query, key).as_slice
             found = largest_logits(query.detach(), key.detach(), is_causal, scale)
             self._seen[name] = here, torch.maximum(found, self._seen[name][1]) if name in self._seen else found
@@ -329,6 +340,7 @@ class QKClip:
                 "the options of the clip differ between ranks; set threshold and alpha alike on every rank. The step "
                 "was made, and nothing was clipped."
             )
+        self._check_options()  # which may be others than at construction
         return dict(zip(self.layers, of_layers, strict=True)), bool(skipped)
 
     def _was_skipped(self) -> float:
@@ -354,14 +366,18 @@ class QKClip:
     # ---- Checks -------------------------------------------------------------------------------------------
 
     def _layer(self, name: str) -> PlacedHeads:
-        if name not in self.layers:
+        if name not in [*self.layers]:
             raise ValueError(f"the clip knows no layer {name!r}; it has {', '.join(map(repr, self.layers))}.")
         return self.layers[name]
 
     def _options(self) -> str:
-        return f"threshold={float(self.threshold)}, alpha={float(self.alpha)}"
+        with contextlib.suppress(TypeError, ValueError):  # no numbers, which all ranks are to hear of
+            return f"threshold={float(self.threshold)}, alpha={float(self.alpha)}"
+        return f"threshold={self.threshold!r}, alpha={self.alpha!r}"
 
     def _check_options(self) -> None:
+        check_number("threshold", self.threshold)
+        check_number("alpha", self.alpha)
         if not self.threshold > 0:
             raise ValueError(f"threshold is {self.threshold}; give a logit, more than 0 (Kimi K2 has 100).")
         if not 0 <= self.alpha <= 1:

@@ -41,6 +41,7 @@ from distmuon.optim.options import (
 from distmuon.optim.param_groups import (
     Watch,
     check_muon_parameters,
+    list_params,
     name_like_the_others,
     named,
     refuse_model,
@@ -398,10 +399,10 @@ class Muon(MasterWeights):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""
-        if isinstance(param_group, dict):  # what else is wrong with it, torch will say
-            refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
-            self._watch.take(param_group)
-            name_like_the_others(self, param_group)
+        list_params(param_group, "Muon")
+        refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
+        self._watch.take(param_group)
+        name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):
             super().add_param_group(param_group)
             self._check(param_group)

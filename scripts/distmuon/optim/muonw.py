@@ -50,8 +50,10 @@ from distmuon.optim.param_groups import (
     Watch,
     check_muon_parameters,
     divided,
+    list_params,
     name_like_the_others,
     named,
+    refuse_model,
     split_parameters,
     withdrawn_if_refused,
 )
@@ -61,6 +63,7 @@ from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import UNSCALED_STAGES
+from distmuon.sharding.layout import check_bucket_size
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.matrices import Matrices, MatrixLayout
@@ -172,19 +175,26 @@ class MuonW(MasterWeights):
                 )
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
-        if bucket_size is not None and bucket_size < 1:
-            raise ValueError(f"bucket_size is {bucket_size}; give a number of elements, 1 or more.")
+        if bucket_size is not None:
+            check_bucket_size(bucket_size)
+        if replicas is not None and not isinstance(replicas, dist.ProcessGroup):
+            raise TypeError(
+                f"replicas is {replicas!r}; give a process group that this rank is in, such as torch.distributed."
+                "group.WORLD, or None."
+            )
         self.gather_dtype, self.bucket_size, self.skipped_steps = gather_dtype, bucket_size, 0
         if replicas is None and isinstance(params, DistributedDataParallel):
             replicas = params.process_group
         self._begin(replicas)
         if isinstance(params, nn.Module):
             params = split_parameters(params, frozen=True, decay_vectors=False, matrices=several)
+        refuse_model(params, "MuonW", "the model, or groups of its parameters")
         super().__init__(params, {})
         self.defaults = {name: self._options[name] for name in self.DEFAULTS["muon"]}  # what schedulers look at
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its algorithm's defaults, refusing what it cannot take. A later one is `divided`."""
+        list_params(param_group, "MuonW")
         self._watch.take(param_group)
         name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import functools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -79,7 +80,7 @@ def complete_group(
     Raises ValueError for another algorithm, TypeError for an unknown option.
     """
     algorithm = group.setdefault("algorithm", next(iter(defaults)))
-    if algorithm not in defaults:
+    if algorithm not in [*defaults]:
         raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(defaults)}.")
     refuse_unknown_in_group(group, (*defaults[algorithm], "algorithm"), f"{algorithm} in {who}")
     if algorithm == "adamw" and given.get("adamw_lr") is not None:
@@ -108,7 +109,7 @@ def check_complete(group: Mapping[str, Any], defaults: Mapping[str, Iterable[str
     defaults: the options of each algorithm. A group may hold whatever else its user keeps there, as torch has it.
     """
     algorithm = group.get("algorithm", "")
-    if algorithm not in defaults:
+    if algorithm not in [*defaults]:
         raise ValueError(f"a group has algorithm={algorithm!r}; {who} runs {' or '.join(map(repr, defaults))}.")
     options = [*defaults[algorithm], "algorithm"]
     if missing := [name for name in options if name not in group]:
@@ -179,8 +180,7 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
                 f"normuon_beta2 is {plain(beta2)!r}; give 0 or more and less than 1, or None for no NorMuon."
             )
     for name in ("nesterov", "cautious_decay", "batched"):
-        if group[name] not in (True, False):
-            raise ValueError(f"{name} is {group[name]!r}; give True or False.")
+        check_flag(name, group[name])
     check_matrices(group["matrices"])
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
@@ -224,6 +224,26 @@ def check_number(name: str, value: Any) -> None:
     if not hasattr(value, "__float__") or (isinstance(value, Tensor) and value.is_complex()):
         text = " (what was read from a file as text: YAML takes 1e-3 for text, and 1.0e-3 for a number)"
         raise TypeError(f"{name} is {value!r}; give a number{text if isinstance(value, str) else ''}.")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raise ValueError for what is no whole number, or less than `least`."""
+    try:
+        known = not isinstance(value, bool) and operator.index(value) >= least
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError(f"{name} is {value!r}; give a whole number, {least} or more.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise ValueError for an option that is neither True nor False."""
+    try:
+        known = value in (True, False)
+    except (RuntimeError, ValueError):  # of an array, several
+        known = False
+    if not known:
+        raise ValueError(f"{name} is {value!r}; give True or False.")
 
 
 def plain(option: Any) -> Any:

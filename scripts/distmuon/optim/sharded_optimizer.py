@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distmuon.optim.adamw import adamw_, begin
 from distmuon.optim.options import ADAMW_DEFAULTS, complete_group, options_on_host
-from distmuon.optim.param_groups import Watch, refuse_model
+from distmuon.optim.param_groups import Watch, list_params, refuse_model
 from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode, refuse_nonfinite_norm
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
@@ -93,7 +93,7 @@ class ShardedOptimizer(ShardedState):
         self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
         self._options, self._laid_out = dict(options), False
         with raise_together(self.grid, "the optimizer", "make the same one on every rank"):
-            self._check_arguments()
+            self._check_arguments(bucket_size, broadcast)
             model_as = "split_parameters(model)" if "muon" in self.DEFAULTS else "model.named_parameters()"
             refuse_model(params, type(self).__name__, model_as)
             super().__init__(params, {})
@@ -118,6 +118,7 @@ class ShardedOptimizer(ShardedState):
                 "the virtual map is laid out once; pass all parameter groups to the constructor, and layers that will "
                 "be unfrozen later with them: split_parameters(model, frozen=True)."
             )
+        list_params(param_group, type(self).__name__)
         self._watch.take(param_group)
         complete_group(param_group, self.DEFAULTS, self._options, type(self).__name__)
         self._check_options(param_group)
@@ -169,8 +170,10 @@ class ShardedOptimizer(ShardedState):
         self.grid.refuse_one_stage("clip_grad_norm_")
         if self._ready is not None:
             raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
+        if self.max_norm is not None:
+            max_norm = min(max_norm, check_max_norm(self.max_norm))
         with options_on_host(self.param_groups):
-            self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
+            self.reduce(max_norm)
         if error_if_nonfinite:
             refuse_nonfinite_norm(self.statistics.norm)
         return numbers_on(self.grid.device, [self.statistics.norm], torch.get_default_dtype())[0]

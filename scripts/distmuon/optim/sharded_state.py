@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from distmuon.optim.options import check_complete, check_number, check_options, options_of, plain, refuse_unknown
+from distmuon.optim.options import (
+    check_complete,
+    check_flag,
+    check_number,
+    check_options,
+    options_of,
+    plain,
+    refuse_unknown,
+)
 from distmuon.optim.param_groups import refuse_meta
 from distmuon.optim.states import (
     MASTER_WEIGHT,
@@ -37,7 +45,7 @@ from distmuon.sharding.buffers import Piece, ShardedBuffers, specs_of
 from distmuon.sharding.consistency import broadcast_values, check_same, check_values
 from distmuon.sharding.gradients import GradientViews
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import Range, gradient_dtype
+from distmuon.sharding.layout import Range, check_bucket_size, gradient_dtype
 from distmuon.sharding.local_views import Boxes, LocalView, boxes_of_run, everything, over_tp
 from distmuon.sharding.matrices import globalize
 from distmuon.sharding.tensor_parallel import tp_split_dim
@@ -60,6 +68,7 @@ class ShardedState(CheckedState):
     max_norm: float | None
     on_nonfinite: str
     check_every: int
+    overlap_forward: bool
     _options: dict[str, Any]
     _algorithms: list[str]  # of the groups, at construction
     _choices: tuple[tuple[str, str], ...] = ()  # what else ranks are to have alike: (name, value)
@@ -78,6 +87,7 @@ class ShardedState(CheckedState):
                 f"the optimizer has {now} parameter group(s) and had {before} at construction; the virtual map is laid "
                 "out once, so set them back, or make a new optimizer."
             )
+        self._check_settings()
         for group, algorithm in zip(self.param_groups, self._algorithms, strict=True):
             check_complete(group, self.DEFAULTS, type(self).__name__)
             if group["algorithm"] != algorithm:
@@ -93,13 +103,20 @@ class ShardedState(CheckedState):
             name, state = self.buffers.names[piece.index], self.state.get(self.buffers.parameters[piece.index], {})
             check_shapes(name, piece.weight, state, self._rows_kept(piece.index, group_of[piece.index]))
 
-    def _check_arguments(self) -> None:
+    def _check_settings(self) -> None:
+        """Raise ValueError or TypeError for what anyone may set between two steps."""
         if self.on_nonfinite not in NON_FINITE_CHOICES:
             raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}; choose one of {', '.join(NON_FINITE_CHOICES)}.")
         if self.max_norm is not None:
             check_max_norm(self.max_norm)
         if not isinstance(self.check_every, int) or self.check_every < 0:
             raise ValueError(f"check_every is {self.check_every!r}; give a number of steps, or 0 for never.")
+        check_flag("overlap_forward", self.overlap_forward)
+
+    def _check_arguments(self, bucket_size: int, broadcast: bool) -> None:
+        self._check_settings()
+        check_bucket_size(bucket_size)
+        check_flag("broadcast", broadcast)
         refuse_unknown(self._options, options_of(self.DEFAULTS), type(self).__name__)
         refuse_inference_mode()
         self.grid.check_beyond(max_norm=self.max_norm is not None, on_nonfinite=self.on_nonfinite == "skip")

@@ -445,6 +445,12 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an input norm nobody has": ({"input_norm": "row"}, "input_norm is 'row'; choose one of rows, columns, both, or"),
     "an output norm nobody has": ({"output_norm": "both"}, "output_norm is 'both'; choose one of rows, columns, rows_"),
     "NorMuon forgets nothing": ({"normuon_beta2": 1.0}, "normuon_beta2 is 1.0; give 0 or more and less than 1"),
+    "three words": ({"ns_coefficients": [(1, 2, "x")]}, "coefficients are [(1, 2, 'x')]; every quintic has exactly"),
+    "a row and a number": ({"ns_coefficients": [(1, 2, 3), 4]}, "coefficients are [(1, 2, 3), 4]; every quintic has"),
+    "a tensor of rows": ({"ns_coefficients": torch.ones(3)}, "coefficients are tensor([1., 1., 1.]); give one of"),
+    "no row at all": ({"ns_coefficients": (1.0, math.nan, 2.0)}, "coefficients are (1.0, nan, 2.0); every quintic has"),
+    "two truths": ({"nesterov": torch.ones(2)}, "nesterov is tensor([1., 1.]); give True or False."),
+    "steps in two": ({"ns_steps": torch.ones(2)}, "steps is tensor([1., 1.]); Newton–Schulz needs a whole number"),
     "decay with any care": ({"cautious_decay": "yes"}, "cautious_decay is 'yes'; give True or False."),
     "betas above 1": ({"betas": (1.5, 0.9)}, "betas"),
     "eps below 0": ({"eps": -1e-8}, "eps"),
@@ -519,6 +525,101 @@ def test_a_group_may_not_become_the_other_algorithms(kind: str) -> None:
         train(model, optimizer, 1)
     message(error)
     assert torch.equal(before, state_of(model))
+
+
+NO_NUMBER_OF_ELEMENTS = "a whole number of elements, 1 or more"
+WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # of an optimizer, and no option of its groups
+    "a bucket of text": ({"bucket_size": "1e6"}, f"bucket_size is '1e6'; give {NO_NUMBER_OF_ELEMENTS}"),
+    "a bucket and a half": ({"bucket_size": 1.5}, f"bucket_size is 1.5; give {NO_NUMBER_OF_ELEMENTS}"),
+    "a bucket of nothing": ({"bucket_size": 0}, f"bucket_size is 0; give {NO_NUMBER_OF_ELEMENTS}"),
+    "buckets in a list": ({"bucket_size": [1]}, f"bucket_size is [1]; give {NO_NUMBER_OF_ELEMENTS}"),
+    "a bucket that is no number": ({"bucket_size": math.nan}, f"bucket_size is nan; give {NO_NUMBER_OF_ELEMENTS}"),
+    "no bucket": ({"bucket_size": None}, f"bucket_size is None; give {NO_NUMBER_OF_ELEMENTS}"),
+    "masters in words": ({"master_weights": "yes"}, "master_weights is 'yes'; give True or False."),
+    "two masters": ({"master_weights": torch.ones(2)}, "master_weights is tensor([1., 1.]); give True or False."),
+    "a size for replicas": ({"replicas": 4}, "replicas is 4; give a process group"),
+    "broadcast in words": ({"broadcast": "no"}, "broadcast is 'no'; give True or False."),
+    "overlap in words": ({"overlap_forward": "no"}, "overlap_forward is 'no'; give True or False."),
+    "checked by half": ({"check_every": 0.5}, "check_every is 0.5; give a number of steps"),
+    "a strategy by number": ({"strategy": 5}, "strategy is 5; choose one of"),
+    "no strategy": ({"strategy": None}, "strategy is None; choose one of"),
+    "options in a list": ({"strategy_options": [5]}, "strategy_options is [5]; give names with values"),
+}
+
+
+@each
+@pytest.mark.parametrize("case", WRONG_SETTINGS)
+def test_a_setting_that_cannot_be_is_refused_in_a_sentence(kind: str, case: str) -> None:
+    ((name, value),), words = WRONG_SETTINGS[case][0].items(), WRONG_SETTINGS[case][1]
+    if name not in inspect.signature(globals()[kind]).parameters or (kind, value) == ("MuonW", None):
+        return
+    model = SmallNet()
+    where = [p.data_ptr() for p in model.parameters()]
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)) as error:
+        OURS[kind](model.parameters(), **{name: value})
+    message(error)
+    assert where == [p.data_ptr() for p in model.parameters()]
+    if name == "bucket_size":
+        OURS[kind](model.parameters(), bucket_size=2.5e7)
+
+
+@each_sharded
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_norm", -1.0), ("max_norm", math.nan), ("max_norm", "1"), ("on_nonfinite", "skp"), ("check_every", "x")],
+)
+def test_a_setting_that_is_set_wrong_later_is_refused_before_a_weight_moves(kind: str, name: str, value: Any) -> None:
+    model, optimizer = start(kind)
+    train(model, optimizer, 1)
+    before, kept = state_of(model), getattr(optimizer, name)
+    setattr(optimizer, name, value)
+    with pytest.raises((TypeError, ValueError), match=f"{name} is {value!r}") as error:
+        train(model, optimizer, 1)
+    message(error)
+    assert torch.equal(before, state_of(model))
+    setattr(optimizer, name, kept)
+    train(model, optimizer, 1)
+
+
+NO_GROUPS: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: {"params": None}, "holds None (NoneType); give tensors"),
+    "a number": (lambda: {"params": 5}, "holds 5 (int); give tensors"),
+    "a module": (lambda: {"params": SmallNet()}, "holds a module (SmallNet); give its parameters"),
+    "a module in a list": (lambda: {"params": [SmallNet()]}, "holds a module (SmallNet); give its parameters"),
+    "a named module": (lambda: {"params": [("net", SmallNet())]}, "holds a module (SmallNet); give its parameters"),
+    "modules": (lambda: {"params": nn.ModuleList([SmallNet()])}, "holds a module (SmallNet); give its parameters"),
+    "a name": (lambda: {"params": ["weight"]}, "holds 'weight' (str); give tensors, or pairs"),
+    "a dict": (lambda: {"params": dict(SmallNet().named_parameters())}, "; give tensors, or pairs (name, tensor)"),
+    "a name alone": (lambda: {"params": [("weight",)]}, "holds ('weight',) (tuple); give tensors, or pairs"),
+    "a number for a name": (lambda: {"params": [(1, nn.Parameter(torch.ones(2, 2)))]}, "; give tensors, or pairs"),
+    "too few names": (
+        lambda: {"params": [nn.Parameter(torch.ones(2, 2)) for _ in range(3)], "param_names": ["a"]},
+        "is ['a'] (list), for 3 parameter(s); give a list with a name for each",
+    ),
+    "no params": (lambda: {"lr": 0.1}, "is {'lr': 0.1} (dict); give a dict with \"params\""),
+}
+
+
+@each
+@pytest.mark.parametrize("case", NO_GROUPS)
+def test_what_is_no_group_of_parameters_is_refused_in_a_sentence(kind: str, case: str) -> None:
+    make, words = NO_GROUPS[case]
+    with pytest.raises(TypeError, match=re.escape(words)) as error:
+        OURS[kind]([make()])
+    message(error)
+    if kind not in SHARDED:
+        _, optimizer = start(kind)
+        with pytest.raises(TypeError, match=re.escape(words)):
+            optimizer.add_param_group(make())
+        assert len(optimizer.param_groups) == 1
+
+
+@each
+def test_what_holds_no_parameters_is_refused_and_a_parameter_list_is_taken(kind: str) -> None:
+    with pytest.raises(TypeError, match=r"takes parameters and was given None \(NoneType\)") as error:
+        OURS[kind](None)
+    message(error)
+    OURS[kind]([{"params": nn.ParameterList([nn.Parameter(torch.ones(2, 2))])}])
 
 
 # ---- Clipping ---------------------------------------------------------------------------------------------
