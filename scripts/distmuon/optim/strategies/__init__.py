@@ -33,9 +33,9 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def is_file(name: str) -> bool:
+def is_file(name: str | Path) -> bool:
     """Say whether `name` is meant as the path of a file with a strategy of one's own."""
-    return name.endswith(".py")
+    return isinstance(name, str | Path) and str(name).endswith(".py")
 
 
 def complaint(name: str) -> str:
