@@ -197,6 +197,8 @@ class StagePlan:
         for (group, move), (messages, amount) in self.passing().items():
             link = links[group]
             found[f"{move} ({group})"] = messages * link.alpha_seconds + amount / link.bytes_per_second
+        if not _algorithm(setting).shards_parameters:
+            return found  # before anything is laid out: a search asks for this of every division
         gathers = [
             part.pass_seconds(fabric.ring(part.dp, tp * dp // part.dp))
             for part in self.parts.values()
@@ -223,8 +225,11 @@ class StagePlan:
 
 def _part(setting: WorldSetting, weights: Sequence[Weight], dp: int) -> Part:
     specs, muon = local_specs(weights, setting.degrees.tp)
-    algorithm = Algorithm("", setting.optimizer, setting.strategy, setting.rule)
-    return algorithm.lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
+    return _algorithm(setting).lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
+
+
+def _algorithm(setting: WorldSetting) -> Algorithm:
+    return Algorithm("", setting.optimizer, setting.strategy, setting.rule)
 
 
 # ---- The whole world ------------------------------------------------------------------------------------------
