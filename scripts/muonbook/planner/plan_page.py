@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 
 from distmuon.launch import UsageError, check_known
 from distmuon.optim import strategies
@@ -27,17 +28,19 @@ def plan(arguments: argparse.Namespace) -> None:
 
     Raises UsageError, naming option and remedy, for what cannot be planned.
     """
-    setting, searched = setting_of(arguments), None
-    if setting.degrees.dp:
-        chosen = WorldPlan(setting)
-        print("\n".join(lines(chosen)))
-    else:
-        searched = search(setting, arguments.ranks)
-        chosen = searched.plans[0]
-        print("\n".join(search_lines(searched)))
+    setting = setting_of(arguments)
+    own = strategies.is_file(arguments.strategy)
+    with _strategy_at_fault(arguments.strategy) if own else contextlib.nullcontext():
+        if setting.degrees.dp:
+            plans = [WorldPlan(setting)]
+            told = lines(plans[0])
+        else:
+            searched = search(setting, arguments.ranks)
+            plans, told = searched.plans, search_lines(searched)
+        found = {"plans": [each.as_dict() for each in plans]}
+    print("\n".join(told))
     if arguments.json:
-        plans = searched.plans if searched else [chosen]
-        jobs.write_json(arguments.json, {"plans": [each.as_dict() for each in plans]})
+        jobs.write_json(arguments.json, found)
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -58,11 +61,8 @@ def setting_of(arguments: argparse.Namespace) -> WorldSetting:
     """Return what is asked for; D = 0 where a grid is to be looked for."""
     shape = find_shape(arguments.model)
     check_known(arguments, optimizer=OPTIMIZERS, buckets=BUCKET_RULES, device=DEVICES, fabric=FABRICS)
-    try:
+    with _strategy_at_fault(arguments.strategy):
         strategies.priced(arguments.strategy)
-    except ValueError as error:
-        wrong = strategies.complaint(arguments.strategy) or f"{error}".removesuffix(".")
-        raise UsageError(f"--strategy {arguments.strategy}: {wrong}.") from error
     degrees = _degrees(arguments)
     if arguments.sequence_parallel and degrees.dp and degrees.tp == 1:
         raise UsageError("--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out.")
@@ -70,6 +70,18 @@ def setting_of(arguments: argparse.Namespace) -> WorldSetting:
         shape, degrees, arguments.optimizer, arguments.strategy, arguments.buckets, arguments.tokens,
         DEVICES[arguments.device], FABRICS[arguments.fabric], arguments.recompute, arguments.sequence_parallel,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _strategy_at_fault(name: str) -> Iterator[None]:
+    """Raise UsageError for a ValueError inside, which is the strategy's fault."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        wrong = str(error).removeprefix(f"strategy is {name!r}").lstrip(",; ").removesuffix(".")
+        raise UsageError(f"--strategy {name}: {wrong}.") from error
 
 
 def _degrees(arguments: argparse.Namespace) -> Degrees:
@@ -119,8 +131,11 @@ def _machine(setting: WorldSetting) -> str:
 def _who(setting: WorldSetting) -> str:
     if setting.optimizer == "muonw":
         return "MuonW on FSDP2"
-    name = "ZeRO-1 AdamW" if setting.optimizer == "adamw" else f"Muon, {setting.strategy}"
-    return f"{name}, buckets: {setting.rule}"
+    if setting.optimizer == "adamw":
+        return f"ZeRO-1 AdamW, buckets: {setting.rule}"
+    period = 1 + sum(number for number, _ in strategies.priced(setting.strategy).others)
+    mean = f" (mean of the {period} steps of its default period)" if period > 1 else ""
+    return f"Muon, {setting.strategy}{mean}, buckets: {setting.rule}"
 
 
 def _memory(plan: WorldPlan) -> list[str]:
