@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from distmuon.launch import UsageError, check_known
 from distmuon.optim import strategies
+from distmuon.sharding.ownership import MUCH_PADDING
 from muonbook import jobs
 from muonbook.figures.style import in_bytes
 from muonbook.planner.choices import Compared, Search, compared, search
@@ -17,6 +18,7 @@ from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import OPTIMIZERS, WorldPlan, WorldSetting
 
+LITTLE_PADDING = 0.001  # of parameters and gradients: up to it, padding is not told
 SMALL_SHARE = 0.002  # of a step, or of what is sent: parts below it are told together
 
 
@@ -143,10 +145,24 @@ def _memory(plan: WorldPlan) -> list[str]:
     room = plan.setting.device.memory_bytes
     verdict = "fits" if plan.fits else "does not fit"
     place = f"stage {stage.weights.numbers[0]}, dp {dp}, tp {tp}"
-    rows = [f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}" for kind, held in plan.held.items() if held]
+    rows = [
+        f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}{_padding(plan) if kind == 'gradients' else ''}"
+        for kind, held in plan.held.items()
+        if held
+    ]
     told = f"{in_bytes(most):>9}{in_bytes(plan.mean_worst):>9}   of {in_bytes(room)}: {verdict}"
     total = f"  {'worst moment':<18}{told}"
     return [f"Memory of the fullest rank ({place}), and on average", *rows, total]
+
+
+def _padding(plan: WorldPlan) -> str:
+    """Return how much of parameters and gradients is padding, as a share of the rest; "" for a little of it."""
+    padding, held = plan.padding_bytes, plan.held["parameters"] + plan.held["gradients"]
+    share = padding / (held - padding)
+    if share <= LITTLE_PADDING:
+        return ""
+    remedy = "; gather_cut, or fewer DP ranks, pad less" if share >= MUCH_PADDING else ""
+    return f"   of both, {in_bytes(padding)} is padding ({share:.1%}){remedy}"
 
 
 def _sent(plan: WorldPlan) -> list[str]:

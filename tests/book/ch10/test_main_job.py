@@ -184,7 +184,7 @@ def test_only_rank_0_draws_a_progress_bar_and_only_on_a_terminal(
     ("dp", "tp", "says"),
     [
         (4, 2, "2 parameters of 10 elements on each of 2 TP ranks, laid out in 1 buffer and 1 bucket of 12; each "
-               "bucket is cut into 4 shards, with 2 elements of padding in all. "
+               "bucket is cut into 4 shards, with 2 elements of padding in all (20.0%). "
                "Straddling a shard boundary: 1 parameter."),
         (1, 1, "2 parameters of 10 elements, laid out in 1 buffer and 1 bucket of 10; each bucket is one shard, "
                "with 0 elements of padding in all. Straddling a shard boundary: no parameter."),

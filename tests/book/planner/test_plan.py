@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import worlds
 from distmuon.launch import UsageError
 from distmuon.optim.strategies.periodic import OPTIONS
 from muonbook.ch15.survey import rows as rows_of
+from muonbook.figures.style import in_bytes
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS, Experts, Latent, find_shape
@@ -137,6 +139,25 @@ def test_a_plan_says_of_which_steps_it_is_the_mean() -> None:
     assert OPTIONS["whole_every"] == 5
     assert planned(*line.split(), "periodic").splitlines()[1].startswith(told)
     assert planned(*line.split(), "blockwise").splitlines()[1].startswith("Muon, blockwise, buckets: ours; on H100")
+
+
+def test_a_plan_says_how_much_is_padding_where_it_is_not_little(tmp_path: Path) -> None:
+    """On 64 ranks GPT-2's largest hidden matrix makes every shard as long as itself; without Muon they are even."""
+    out, line = tmp_path / "plan.json", "--model gpt2 --dp 64 --tokens 65536"
+    printed = planned(*line.split(), "--json", str(out))
+    (plan,) = json.loads(out.read_text())["plans"]
+    shape = MODELS["gpt2"]
+    elements = sum(math.prod(weight.shape) for weight in shape.weights())
+    largest = max(math.prod(weight.shape) for weight in shape.weights() if weight.muon)
+    hidden = sum(math.prod(weight.shape) for weight in shape.weights() if weight.muon)
+    assert plan["padding"] == pytest.approx((2 + 4) * (64 * largest - hidden), rel=1e-4)  # bf16, and float32
+    told = (
+        f"of both, {in_bytes(plan['padding'])} is padding ({plan['padding'] / 6 / elements:.1%}); gather_cut, or fewer"
+    )
+    assert told in printed
+    assert max(map(len, printed.splitlines())) <= 120
+    for even in (f"{line} --optimizer adamw", f"{line} --strategy gather_all", "--model gpt2 --dp 4 --tokens 65536"):
+        assert "padding" not in planned(*even.split())
 
 
 def test_ranks_alone_search(tmp_path: Path) -> None:
