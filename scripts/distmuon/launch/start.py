@@ -101,9 +101,9 @@ def _run_locally(
 
 
 def command(main: Callable[[], int | None]) -> None:
-    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError or an OutputError;
-    and where its output cannot be written; 130 on Ctrl-C; 128 + the signal's number on SIGTERM or SIGHUP, even if its ranks have used their time to save; 141,
-    without a word, when nobody reads the output any more (| head).
+    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError or an OutputError,
+    and where what it prints finds no room; 130 on Ctrl-C; 128 + the signal's number on SIGTERM or SIGHUP, even if its
+    ranks have used their time to save; 141, without a word, when nobody reads the output any more (| head).
     """
     atexit.register(session.ignore_interrupts)  # a second Ctrl-C must find no half-closed interpreter to complain in
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
