@@ -141,6 +141,12 @@ def test_a_plan_says_of_which_steps_it_is_the_mean() -> None:
     assert planned(*line.split(), "blockwise").splitlines()[1].startswith("Muon, blockwise, buckets: ours; on H100")
 
 
+def test_one_rank_is_one() -> None:
+    line = "--model gpt2 --tokens 4096"
+    assert planned(*line.split(), "--dp", "1").startswith("GPT-2, 0.124 billion parameters, on 1 rank: 1 DP x 1 TP\n")
+    assert planned(*line.split(), "--ranks", "1").startswith("GPT-2 on 1 rank; Muon, owner")
+
+
 def test_a_plan_says_how_much_is_padding_where_it_is_not_little(tmp_path: Path) -> None:
     """On 64 ranks GPT-2's largest hidden matrix makes every shard as long as itself; without Muon they are even."""
     out, line = tmp_path / "plan.json", "--model gpt2 --dp 64 --tokens 65536"
