@@ -12,7 +12,7 @@ from distmuon import launch
 from distmuon.models.recipe import DTYPES
 from muonbook import puzzles
 from muonbook.ch13 import puzzle as step_in_waves
-from muonbook.jobs import check_json, run_job
+from muonbook.jobs import check_json, check_measurement, run_job
 from muonbook.measure.workload import FILM, SHAPES
 from muonbook.recipe_arguments import add_arguments
 
@@ -37,10 +37,8 @@ def checked(arguments):
     """Return the workload; raise launch.UsageError for arguments that do not fit."""
     launch.chosen_job(arguments, TAKES)
     launch.check_known(arguments, shape=WEIGHED, dtype=DTYPES)
-    if arguments.measure and not arguments.json:
-        raise launch.UsageError("--measure writes a file; add --json FILE.")
-    if arguments.measure and launch.under_torchrun():
-        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
+    if arguments.measure:
+        check_measurement(arguments, "--measure")
     check_json(arguments)
     workload = replace(WEIGHED[arguments.shape], dtype=arguments.dtype)
     return workload.shared_by(max(arguments.dp, 1)).check(arguments.dp, arguments.tp)

@@ -15,7 +15,7 @@ from typing import Any
 from distmuon import launch
 from muonbook import network_emulation
 from muonbook.ch14 import puzzle as look_ahead
-from muonbook.jobs import run_job
+from muonbook.jobs import check_measurement, run_job
 from muonbook.measure import results, trace
 from muonbook.measure.workload import SHAPES, TIMED
 from muonbook.puzzles import add_arguments, handle
@@ -124,17 +124,13 @@ def main():
         return code
     job = launch.chosen_job(arguments, TAKES)
     take = {"--measure": measure, "--measure-hiding": measure_hiding, "--measure-gathers": measure_gathers}.get(job)
-    if take and arguments.json is None:
-        raise launch.UsageError(f"{job} writes a file; add --json FILE.")
-    if take and launch.under_torchrun():
-        raise launch.UsageError(f"{job} starts worlds of its own; run it without torchrun.")
+    if take:
+        check_measurement(arguments, job)
+        take(arguments.json, arguments.quick, arguments.threads)
+        return 0
     if launch.is_main_process():
         for name in ("adamw", "muon") if arguments.traces else ():
             launch.check_writable("--traces", str(Path(arguments.traces) / f"step_{name}.json.gz"))
-        launch.check_writable("--json", arguments.json)
-    if take:
-        take(arguments.json, arguments.quick, arguments.threads)
-        return 0
     if arguments.dp * arguments.tp == 1:
         raise launch.UsageError("--dp 1 --tp 1: one rank sends nothing; choose 2 or more.")
     SHAPES["even"].shared_by(arguments.dp).check(arguments.dp, arguments.tp)

@@ -13,6 +13,7 @@ worlds of 16 to 4,096 ranks; nothing is measured, and no process is started.
 from distmuon import launch
 from muonbook.ch15 import puzzle as choose_grid
 from muonbook.ch15 import regimes
+from muonbook.jobs import check_measurement
 from muonbook.measure import results
 from muonbook.puzzles import add_arguments, handle
 from muonbook.ways import TITLES
@@ -57,16 +58,13 @@ def main():
         return code
     if arguments.measure + arguments.skew + arguments.worlds != 1:
         raise launch.UsageError("choose one of --skew, --measure, --worlds, --check and --hint.")
-    launch.chosen_job(arguments, TAKES)
+    job = launch.chosen_job(arguments, TAKES)
     if arguments.skew:
         print_skew()
         return 0
-    if arguments.json is None:
-        raise launch.UsageError("--measure and --worlds need --json FILE to write to; pages read book/results.")
-    launch.check_writable("--json", arguments.json)
+    check_measurement(arguments, job)
     found = plan(arguments.quick) if arguments.worlds else regimes.measure(arguments.quick)
     results.write(arguments.json, found)
-    print(f"Results: {arguments.json}")
     return 0
 
 

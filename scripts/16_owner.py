@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distmuon import launch
 from muonbook.ch16 import puzzle as dealing
-from muonbook.jobs import run_job
+from muonbook.jobs import check_measurement, run_job
 from muonbook.puzzles import add_arguments, handle
 
 HEADS = 8  # of the transformer, which TP divides
@@ -23,12 +23,10 @@ TAKES = {"": launch.WORLD, "--measure": ("quick", "json", "peers")}  # job -> it
 
 def measure(arguments):
     """Take this chapter's measurements and write them."""
-    from muonbook.ch16.race import step_race, tables
+    from muonbook.ch16.race import step_race
     from muonbook.measure import results
 
-    found = step_race.measure(arguments.quick, arguments.peers)
-    results.write(arguments.json, found)
-    print("\n".join([*tables.lines(found), f"Results: {arguments.json}"]))
+    results.write(arguments.json, step_race.measure(arguments.quick, arguments.peers))
 
 
 def parse():
@@ -59,13 +57,9 @@ def main():
                 f"--tp {arguments.tp} does not divide the model's {HEADS} heads; choose 1, 2, 4 or 8."
             )
         return run_job(arguments, "muonbook.ch16.experiments:take_steps")
-    if arguments.json is None:
-        raise launch.UsageError("--measure writes a file; add --json FILE.")
-    if launch.under_torchrun():
-        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
     if arguments.peers and not Path(arguments.peers).is_dir():
         raise launch.UsageError(f"--peers {arguments.peers}: there is no such folder; clone the others into one.")
-    launch.check_writable("--json", arguments.json)
+    check_measurement(arguments, "--measure")
     measure(arguments)
     return 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from distmuon import launch
 from muonbook.ch17 import puzzle as own_pieces
+from muonbook.jobs import check_measurement
 from muonbook.puzzles import add_arguments, handle
 
 COUNT, TRAIN = "muonbook.ch17.four_steps:count", "muonbook.ch17.training:train"
@@ -28,9 +29,7 @@ def measure(arguments):
     from muonbook.ch17 import costs
     from muonbook.measure import results
 
-    found = costs.take(arguments.quick)
-    results.write(arguments.json, found)
-    print("\n".join([*costs.lines(found), f"Results: {arguments.json}"]))
+    results.write(arguments.json, costs.take(arguments.quick))
 
 
 def parse():
@@ -78,11 +77,7 @@ def main():
         return code
     launch.chosen_job(arguments, TAKES)
     if arguments.measure:
-        if arguments.json is None:
-            raise launch.UsageError("--measure writes a file; add --json FILE.")
-        if launch.under_torchrun():
-            raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
-        launch.check_writable("--json", arguments.json)
+        check_measurement(arguments, "--measure")
         return measure(arguments)
     check(arguments)
     if arguments.train is not None:

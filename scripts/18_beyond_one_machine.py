@@ -12,6 +12,7 @@ import sys
 from distmuon import launch
 from muonbook import network_emulation
 from muonbook.ch18 import puzzle as placing
+from muonbook.jobs import check_measurement
 from muonbook.puzzles import add_arguments, handle
 
 TAKES = {
@@ -46,14 +47,12 @@ def drill(arguments):
 
 
 def soak(arguments):
-    """Train for long, killing a rank again and again."""
+    """Train for long, killing a rank again and again; write what was found."""
     from muonbook.ch18 import soak
     from muonbook.measure import results
 
     found = soak.soak(soak.Soak(arguments.steps, arguments.ranks, arguments.kill_every))
-    print("\n".join(soak.lines(found)))
-    if arguments.json is not None:
-        results.write(arguments.json, found)
+    results.write(arguments.json, found)
 
 
 def divide(arguments):
@@ -61,10 +60,7 @@ def divide(arguments):
     from muonbook.ch18 import divisions
     from muonbook.measure import results
 
-    found = divisions.survey(arguments.quick)
-    if arguments.json is not None:
-        results.write(arguments.json, found)
-    print("\n".join(divisions.lines(found)))
+    results.write(arguments.json, divisions.survey(arguments.quick))
 
 
 def become_switch():
@@ -102,6 +98,8 @@ def check(arguments):
         raise launch.UsageError("this worker starts torchrun itself, on machines of its own; run it with python.")
     if sys.platform != "linux" and (arguments.drill or arguments.soak):
         raise launch.UsageError("drills and the soak look into Linux's /proc; run them there.")
+    if arguments.soak or arguments.divisions:
+        check_measurement(arguments, "--soak" if arguments.soak else "--divisions")
     launch.check_writable("--json", arguments.json)
 
 

@@ -32,20 +32,17 @@ WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]*_*.
 WORKERS.append(worlds.ROOT / "scripts" / "plan.py")
 JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--recipe"): "--recipe original --task mnist",
-    ("04", "--study"): "--study rms",
+    ("04", "--study"): "--study rms --json out/x.json",
+    **{("04", job): f"{job} --json out/x.json" for job in ("--blocks", "--writing", "--times", "--summary")},
     ("04", "--fetch"): "--fetch --task mnist",
     ("05", "--mistake"): "--mistake skip",
-    ("13", "--measure"): "--measure --json out/x.json",
+    **{(each, "--measure"): "--measure --json out/x.json" for each in ("12", "13", "14", "15", "16", "17", PLAN)},
     ("14", "--traces"): "--traces out/x",
-    ("14", "--measure"): "--measure --json out/x.json",
     ("14", "--measure-hiding"): "--measure-hiding --json out/x.json",
-    ("15", "--measure"): "--measure --json out/x.json",
     ("15", "--worlds"): "--worlds --json out/x.json",
-    ("16", "--measure"): "--measure --json out/x.json",
     ("17", "--train"): "--train 3",
-    ("17", "--measure"): "--measure --json out/x.json",
     ("18", "--drill"): "--drill all",
-    (PLAN, "--measure"): "--measure --json out/x.json",
+    **{("18", job): f"{job} --json out/x.json" for job in ("--soak", "--divisions")},
 }
 PUZZLE = ("check", "hint")
 HUGE = "99999999999999999999"
@@ -66,7 +63,6 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (ch04_jobs, "fetch"),
         (byte_counts, "algorithms_on"),
         (byte_counts, "ratios_on"),
-        (byte_counts, "wire_on"),
         (survey, "survey"),
         (plan_page, "search"),
         (plan_page, "WorldPlan"),

@@ -71,20 +71,6 @@ def race_lines(found: dict[str, Any]) -> list[str]:
     return table
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """Return all results but the logits as tables, medians with quartiles."""
-    table = race_lines(found)
-    table.append("async_save / save: how long training waits")
-    for row in found["save"]:
-        size = f"{row['parameter_bytes_of_a_rank'] / 1e6:.0f} MB of parameters on a rank"
-        table.append(f"  {size:30s}{_shown(row['blocked']):>20s}")
-    table.append("what a step that Metrics observes takes longer, as a share of one that it does not")
-    for row in found["watch"]:
-        who = f"{row['optimizer']} on {row['ranks']} rank{'s' * (row['ranks'] > 1)}"
-        table.append(f"  {who:30s}{_shown(row['observed']):>20s}")
-    return table
-
-
 def _shown(spread: dict[str, Any]) -> str:
     low, high = spread["quartiles"]
     return f"{spread['median']:.2f} ({low:.2f}–{high:.2f})"

@@ -49,7 +49,7 @@ def test_skewed_grids_send_what_was_predicted() -> None:
     ("arguments", "words"),
     [
         ([], "choose one of --skew, --measure"),
-        (["--measure"], "need --json FILE"),
+        (["--measure"], "add --json FILE"),
     ],
 )
 def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
