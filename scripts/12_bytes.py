@@ -2,33 +2,27 @@
 
 python scripts/12_bytes.py --dp 2 --tp 2
 python scripts/12_bytes.py --ratios --dp 4
-python scripts/12_bytes.py --measure --json book/results/bytes.json
 """
 
 from distmuon import launch
-from muonbook import network_emulation, puzzles
+from muonbook import puzzles
 from muonbook.ch12 import puzzle as count_once
-from muonbook.jobs import check_measurement, run_job
+from muonbook.jobs import run_job
 from muonbook.measure.workload import SHAPES
 
 GRID = ("dp", "tp", "shape")
 TAKES = {  # job -> its options
     "": (*launch.WORLD, "shape"),
     "--ratios": GRID,
-    "--measure": ("quick", "json"),
 }
 
 
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=2, tp=2)
-    group = parser.add_argument_group("the job (default: count one step of every contender)")
-    job = group.add_mutually_exclusive_group()
+    job = parser.add_argument_group("the job (default: count one step of every contender)")
     job.add_argument("--ratios", action="store_true", help="Muon over ZeRO-1 AdamW, by formula and counted")
-    job.add_argument("--measure", action="store_true", help="take all measurements of the chapter, on every grid")
     parser.add_argument("--shape", metavar=launch.choices(tuple(SHAPES)), default="even", help="model (default: even)")
-    parser.add_argument("--quick", action="store_true", help="with --measure: a first impression, on few grids")
-    parser.add_argument("--json", metavar="FILE", help="with --measure: write the results here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
 
@@ -47,33 +41,12 @@ def check(arguments):
         raise launch.UsageError("--ratios starts local worlds on gloo; run it without torchrun.")
 
 
-def measure(arguments):
-    """Take all measurements of the chapter, and write them; return whether all counts agree."""
-    check_measurement(arguments, "--measure")
-    obstacle = network_emulation.why_unavailable()
-    if obstacle is None:
-        network_emulation.setup_bridge()
-    else:
-        print(obstacle)
-    from muonbook.ch12 import byte_counts
-    from muonbook.measure import results
-
-    found = byte_counts.measure(arguments.quick, obstacle)
-    counted = found["counted"]
-    print(*counted["faults"], sep="\n", end="\n" * bool(counted["faults"]))
-    print(f"{len(counted['grids'])} grids, every rank, all counts agree: {counted['equal']}.")
-    results.write(arguments.json, found)
-    return counted["equal"]
-
-
 def main():
     arguments = parse()
     if (code := puzzles.handle(arguments, count_once.PUZZLE)) is not None:
         return code
     check(arguments)
     dp, tp, shape = arguments.dp, arguments.tp, arguments.shape
-    if arguments.measure:
-        return 0 if measure(arguments) else 1
     if not arguments.ratios:
         workloads = {shape: SHAPES[shape].shared_by(dp)}
         return run_job(arguments, "muonbook.ch12.four_counts:count", (workloads,), dp, tp, shape)

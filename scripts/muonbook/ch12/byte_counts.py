@@ -253,8 +253,10 @@ def measure(quick: bool, obstacle: str | None) -> dict[str, Any]:
     grids, ratio_grids, wire_grids, fsdp2 = GRIDS, RATIO_GRIDS, WIRE_GRIDS, [2, 4, 8]
     if quick:
         grids, ratio_grids, wire_grids, fsdp2 = [(2, 1), (2, 2)], [(2, 1)], [(2, 2)], [2]
+    counted = counts_on(grids)
+    print(*counted["faults"], sep="\n", end="\n" * bool(counted["faults"]))
     return {
-        "counted": counts_on(grids),
+        "counted": counted,
         "ratios": [row for dp, tp in ratio_grids for row in ratios_on(dp, tp)],
         "algorithms": [row for dp, tp in ratio_grids for row in algorithms_on(dp, tp)],
         "fsdp2": [fsdp2_on(dp) for dp in fsdp2],

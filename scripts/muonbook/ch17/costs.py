@@ -40,7 +40,7 @@ MESHES: dict[str, dict[str, Any]] = {  # on 4 ranks
 WIDTHS, SAVED, LAYERS = (128, 256, 512), (256, 1024), 4
 
 
-def take(quick: bool) -> dict[str, Any]:
+def measure(quick: bool) -> dict[str, Any]:
     """Return everything, as it is stored."""
     rounds = 3 if quick else 20
     found: dict[str, Any] = {"race": {}}

@@ -84,7 +84,6 @@ def test_the_operating_system_counts_what_the_ring_formula_says() -> None:
         (["--shape", "round"], "--shape round: choose one of even, tall, odd."),
         (["--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
         (["--ratios", "--dp", "1"], "--ratios --dp 1: with one DP rank AdamW sends nothing"),
-        (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
         (["--dp", "0"], "--dp 0 --tp 2: both must be at least 1"),
     ],
 )
