@@ -219,7 +219,7 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
         ("--pp 28", "--pp 28: Moonlight has 27 layers"),
         ("--sequence-parallel", "--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out."),
         ("--tokens 100", "--tokens 100 are fewer than a sequence of 8,192"),
-        ("--measure", "--measure needs --json FILE to write to"),
+        ("--measure", "--measure writes a file; add --json FILE."),
     ],
 )
 def test_what_cannot_be_is_answered_in_a_sentence(line: str, says: str) -> None:
