@@ -6,9 +6,9 @@ python scripts/04_does_it_learn.py --task language --optimizer muon adamw --tune
 python scripts/04_does_it_learn.py --task language --variants --tune lr --steps 1000
 python scripts/04_does_it_learn.py --task mnist --fetch
 python scripts/04_does_it_learn.py --recipe original --task mnist --json out/originals.json
-python scripts/04_does_it_learn.py --study rms decay
+python scripts/04_does_it_learn.py --study rms decay --json out/sights.json
 python scripts/04_does_it_learn.py --blocks --json out/blocks.json
-python scripts/04_does_it_learn.py --writing --quick
+python scripts/04_does_it_learn.py --writing --quick --json out/writing.json
 
 We tune every optimizer on a grid of learning rates, ratios between those of hidden matrices and of all else, momenta
 and weight decays, and the best settings race on fresh seeds. With --tune lr we tune the learning rate alone, and the
@@ -19,7 +19,7 @@ begin with the settings that the stored race tuned on the language.
 from distmuon import launch
 from muonbook import puzzles
 from muonbook.ch04.puzzle import PUZZLE
-from muonbook.jobs import check_json
+from muonbook.jobs import check_json, check_measurement
 from muonbook.measure import results
 
 # Named here as well as in muonbook.ch04, which needs torch: a wrong argument is answered at once.
@@ -129,6 +129,8 @@ def main():
         return code
     job = checked(arguments)
     check_json(arguments)
+    if job in STORED:
+        check_measurement(arguments, job)
     if set(arguments.task) <= set(FETCHED) or job in STORED:
         from muonbook.ch04 import jobs  # and torch: only data, models and stored races tell whether this can be done
 

@@ -2,12 +2,10 @@
 
 python scripts/12_bytes.py --dp 2 --tp 2
 python scripts/12_bytes.py --ratios --dp 4
-python scripts/12_bytes.py --hosts --dp 4
-python scripts/12_bytes.py --measure --json book/results/bytes.json
 """
 
 from distmuon import launch
-from muonbook import network_emulation, puzzles
+from muonbook import puzzles
 from muonbook.ch12 import puzzle as count_once
 from muonbook.jobs import run_job
 from muonbook.measure.workload import SHAPES
@@ -16,24 +14,15 @@ GRID = ("dp", "tp", "shape")
 TAKES = {  # job -> its options
     "": (*launch.WORLD, "shape"),
     "--ratios": GRID,
-    "--hosts": GRID,
-    "--measure": ("quick", "json"),
 }
 
 
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=2, tp=2)
-    group = parser.add_argument_group("the job (default: count one step of every baseline)")
-    job = group.add_mutually_exclusive_group()
+    job = parser.add_argument_group("the job (default: count one step of every baseline)")
     job.add_argument("--ratios", action="store_true", help="Muon over ZeRO-1 AdamW, by formula and counted")
-    job.add_argument(
-        "--hosts", action="store_true", help="let the operating system count; Linux, root or user namespaces"
-    )
-    job.add_argument("--measure", action="store_true", help="take all measurements of the chapter, on every grid")
     parser.add_argument("--shape", metavar=launch.choices(tuple(SHAPES)), default="even", help="model (default: even)")
-    parser.add_argument("--quick", action="store_true", help="with --measure: a first impression, on few grids")
-    parser.add_argument("--json", metavar="FILE", help="with --measure: write the results here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
 
@@ -48,30 +37,8 @@ def check(arguments):
         SHAPES[shape].shared_by(dp).check(dp, tp)
     if arguments.ratios and dp == 1:
         raise launch.UsageError("--ratios --dp 1: with one DP rank AdamW sends nothing; choose 2 or more.")
-    if arguments.hosts and dp * tp == 1:
-        raise launch.UsageError("--hosts: one rank has nobody to send to; choose more.")
-    if job and launch.under_torchrun():
-        raise launch.UsageError(f"{job} starts local worlds on gloo; run it without torchrun.")
-
-
-def measure(arguments):
-    """Take all measurements of the chapter, and write them; return whether all counts agree."""
-    launch.check_writable("--json", arguments.json)
-    obstacle = network_emulation.why_unavailable()
-    if obstacle is None:
-        network_emulation.setup_bridge()
-    else:
-        print(obstacle)
-    from muonbook.ch12 import byte_counts
-    from muonbook.measure import results
-
-    found = byte_counts.measure(arguments.quick, obstacle)
-    counted = found["counted"]
-    print(*counted["faults"], sep="\n", end="\n" * bool(counted["faults"]))
-    print(f"{len(counted['grids'])} grids, every rank, all counts agree: {counted['equal']}.")
-    if arguments.json:
-        results.write(arguments.json, found)
-    return counted["equal"]
+    if arguments.ratios and launch.under_torchrun():
+        raise launch.UsageError("--ratios starts local worlds on gloo; run it without torchrun.")
 
 
 def main():
@@ -80,20 +47,12 @@ def main():
         return code
     check(arguments)
     dp, tp, shape = arguments.dp, arguments.tp, arguments.shape
-    if arguments.measure:
-        return 0 if measure(arguments) else 1
-    if not (arguments.ratios or arguments.hosts):
+    if not arguments.ratios:
         workloads = {shape: SHAPES[shape].shared_by(dp)}
         return run_job(arguments, "muonbook.ch12.four_counts:count", (workloads,), dp, tp, shape)
-    if arguments.hosts:
-        network_emulation.setup_bridge()  # before torch is here: a process with threads cannot
     from muonbook.ch12 import byte_counts
 
-    if arguments.ratios:
-        well = byte_counts.report_ratios(byte_counts.algorithms_on(dp, tp, shape))
-    else:
-        well = byte_counts.report_wire(byte_counts.wire_on(dp, tp, shape))
-    return 0 if well else 1
+    return 0 if byte_counts.report_ratios(byte_counts.algorithms_on(dp, tp, shape)) else 1
 
 
 if __name__ == "__main__":

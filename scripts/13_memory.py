@@ -2,10 +2,8 @@
 
 python scripts/13_memory.py --dp 4
 python scripts/13_memory.py --dp 2 --tp 2 --shape tall --dtype bfloat16 --json out/13.json
-python scripts/13_memory.py --measure --json book/results/memory.json
 """
 
-import os
 from dataclasses import replace
 
 from distmuon import launch
@@ -17,7 +15,6 @@ from muonbook.measure.workload import FILM, SHAPES
 from muonbook.recipe_arguments import add_arguments
 
 WEIGHED = {"film": FILM, **SHAPES}
-TAKES = {"": (*launch.WORLD, "shape", "dtype", "json"), "--measure": ("quick", "json")}  # job -> its options
 
 
 def parse():
@@ -26,8 +23,6 @@ def parse():
     job = parser.add_argument_group("the job")
     job.add_argument("--shape", metavar=launch.choices(tuple(WEIGHED)), default="film", help="(default: film)")
     add_arguments(job, "dtype")
-    job.add_argument("--measure", action="store_true", help="take all measurements of the chapter, on grids of its own")
-    job.add_argument("--quick", action="store_true", help="with --measure: a few, for a first impression")
     job.add_argument("--json", metavar="FILE", help="write what was found here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
@@ -35,12 +30,7 @@ def parse():
 
 def checked(arguments):
     """Return the workload; raise launch.UsageError for arguments that do not fit."""
-    launch.chosen_job(arguments, TAKES)
     launch.check_known(arguments, shape=WEIGHED, dtype=DTYPES)
-    if arguments.measure and not arguments.json:
-        raise launch.UsageError("--measure writes a file; add --json FILE.")
-    if arguments.measure and launch.under_torchrun():
-        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
     check_json(arguments)
     workload = replace(WEIGHED[arguments.shape], dtype=arguments.dtype)
     return workload.shared_by(max(arguments.dp, 1)).check(arguments.dp, arguments.tp)
@@ -51,15 +41,8 @@ def main():
     if (code := puzzles.handle(arguments, step_in_waves.PUZZLE)) is not None:
         return code
     workload = checked(arguments)
-    if not arguments.measure:
-        place = workload, arguments.dp, arguments.tp
-        return run_job(arguments, "muonbook.ch13.memory_study:weigh_admitted", (workload,), *place)
-    os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # before torch: its profiler talks
-    from muonbook.ch13.memory_study import measure
-    from muonbook.measure import results
-
-    results.write(arguments.json, measure(arguments.quick))
-    return 0
+    place = workload, arguments.dp, arguments.tp
+    return run_job(arguments, "muonbook.ch13.memory_study:weigh_admitted", (workload,), *place)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,13 @@
 """Chapter 15: where Muon's cost vanishes or grows: batch, grid, link; and what a step sends on four grids of 8 ranks.
 
 python scripts/15_regimes.py --skew
-python scripts/15_regimes.py --measure --json book/results/regimes.json
-python scripts/15_regimes.py --measure --quick --json out/regimes.json
-python scripts/15_regimes.py --worlds --json book/results/worlds.json
-
---measure takes about five minutes on two cores, and needs the machine to itself; --quick half a minute. The links
-need network namespaces; where the machine does not permit them, that part is left out, with a message. --worlds plans
-worlds of 16 to 4,096 ranks; nothing is measured, and no process is started.
 """
 
 from distmuon import launch
 from muonbook.baselines import TITLES
 from muonbook.ch15 import puzzle as choose_grid
 from muonbook.ch15 import regimes
-from muonbook.measure import results
 from muonbook.puzzles import add_arguments, handle
-
-TAKES = {"--skew": (), "--measure": ("quick", "json"), "--worlds": ("quick", "json")}  # job -> its options
-
 
 SKEWED = ("zero1", "ddp", *regimes.MUON_LAYOUTS)
 
@@ -33,21 +22,10 @@ def print_skew():
     print(f"Counted = predicted: {all(row[name]['equal_on_every_rank'] for row in rows for name in SKEWED)}.")
 
 
-def plan(quick):
-    """Return the survey of planned worlds."""
-    from muonbook.ch15.survey import survey  # and with it torch
-
-    return survey(quick)
-
-
 def parse():
     parser = launch.parser(__doc__)
     add_arguments(parser)
     parser.add_argument("--skew", action="store_true", help="count what a step sends on four grids of 8 ranks")
-    parser.add_argument("--measure", action="store_true", help="take this chapter's measurements, and write --json")
-    parser.add_argument("--worlds", action="store_true", help="plan worlds too large to start, and write --json")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, rates and worlds: a first impression")
-    parser.add_argument("--json", metavar="FILE", help="write what was measured or planned here")
     return parser.parse_args()
 
 
@@ -55,18 +33,9 @@ def main():
     arguments = parse()
     if (code := handle(arguments, choose_grid.PUZZLE)) is not None:
         return code
-    if arguments.measure + arguments.skew + arguments.worlds != 1:
-        raise launch.UsageError("choose one of --skew, --measure, --worlds, --check and --hint.")
-    launch.chosen_job(arguments, TAKES)
-    if arguments.skew:
-        print_skew()
-        return 0
-    if arguments.json is None:
-        raise launch.UsageError("--measure and --worlds need --json FILE to write to; pages read book/results.")
-    launch.check_writable("--json", arguments.json)
-    found = plan(arguments.quick) if arguments.worlds else regimes.measure(arguments.quick)
-    results.write(arguments.json, found)
-    print(f"Results: {arguments.json}")
+    if not arguments.skew:
+        raise launch.UsageError("choose one of --skew, --check and --hint.")
+    print_skew()
     return 0
 
 

@@ -4,7 +4,6 @@ python scripts/17_muonw.py --dp 4
 python scripts/17_muonw.py --dp 2 --tp 2
 python scripts/17_muonw.py --dp 4 --tp 2 --train 20 --save out/step-10 --save-at 10
 python scripts/17_muonw.py --dp 2 --tp 2 --train 20 --load out/step-10
-python scripts/17_muonw.py --measure --json book/results/muonw.json
 """
 
 from pathlib import Path
@@ -19,18 +18,7 @@ ON = (*launch.WORLD, "hybrid")
 TAKES = {
     "": ON,
     "--train": (*ON, "load", "save", "save_at", "watch"),
-    "--measure": ("quick", "json"),
 }  # job -> its options
-
-
-def measure(arguments):
-    """Take this chapter's measurements and write them."""
-    from muonbook.ch17 import costs
-    from muonbook.measure import results
-
-    found = costs.take(arguments.quick)
-    results.write(arguments.json, found)
-    print("\n".join([*costs.lines(found), f"Results: {arguments.json}"]))
 
 
 def parse():
@@ -39,13 +27,10 @@ def parse():
     parser.add_argument("--hybrid", action="store_true", help="two replicas of the shards (HSDP)")
     job = parser.add_argument_group("the job")
     job.add_argument("--train", type=int, metavar="N", help="train on digits up to step N")
-    job.add_argument("--measure", action="store_true", help="race, and time saving and watching, and write --json")
     parser.add_argument("--load", metavar="FOLDER", help="with --train: go on from this checkpoint")
     parser.add_argument("--save", metavar="FOLDER", help="with --train: leave a checkpoint, in a new folder")
     parser.add_argument("--save-at", type=int, metavar="N", help="with --save: after step N (default: the last)")
     parser.add_argument("--watch", metavar="FILE", help="with --train: write what Metrics sees here, a line per step")
-    parser.add_argument("--quick", action="store_true", help="with --measure: a few rounds, for a first impression")
-    parser.add_argument("--json", metavar="FILE", help="with --measure: write what was measured here")
     add_arguments(parser)
     return parser.parse_args()
 
@@ -77,13 +62,6 @@ def main():
     if (code := handle(arguments, own_pieces.PUZZLE)) is not None:
         return code
     launch.chosen_job(arguments, TAKES)
-    if arguments.measure:
-        if arguments.json is None:
-            raise launch.UsageError("--measure writes a file; add --json FILE.")
-        if launch.under_torchrun():
-            raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
-        launch.check_writable("--json", arguments.json)
-        return measure(arguments)
     check(arguments)
     if arguments.train is not None:
         job = (arguments.hybrid, arguments.train, arguments.load, arguments.save, arguments.save_at, arguments.watch)

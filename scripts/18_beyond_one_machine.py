@@ -4,7 +4,6 @@ python scripts/18_beyond_one_machine.py
 python scripts/18_beyond_one_machine.py --drill "out of memory"
 python scripts/18_beyond_one_machine.py --drill all --json book/results/drills.json
 python scripts/18_beyond_one_machine.py --soak --json book/results/soak.json
-python scripts/18_beyond_one_machine.py --divisions --json book/results/divisions.json
 """
 
 import sys
@@ -12,13 +11,13 @@ import sys
 from distmuon import launch
 from muonbook import network_emulation
 from muonbook.ch18 import puzzle as placing
+from muonbook.jobs import check_measurement
 from muonbook.puzzles import add_arguments, handle
 
 TAKES = {
     "": (),
     "--drill": ("json",),
     "--soak": ("steps", "ranks", "kill_every", "json"),
-    "--divisions": ("quick", "json"),
 }  # job -> its options
 
 
@@ -46,25 +45,12 @@ def drill(arguments):
 
 
 def soak(arguments):
-    """Train for long, killing a rank again and again."""
+    """Train for long, killing a rank again and again; write what was found."""
     from muonbook.ch18 import soak
     from muonbook.measure import results
 
     found = soak.soak(soak.Soak(arguments.steps, arguments.ranks, arguments.kill_every))
-    print("\n".join(soak.lines(found)))
-    if arguments.json is not None:
-        results.write(arguments.json, found)
-
-
-def divide(arguments):
-    """Plan every division of the puzzle's worlds, and larger and larger worlds; write what was found."""
-    from muonbook.ch18 import divisions
-    from muonbook.measure import results
-
-    found = divisions.survey(arguments.quick)
-    if arguments.json is not None:
-        results.write(arguments.json, found)
-    print("\n".join(divisions.lines(found)))
+    results.write(arguments.json, found)
 
 
 def become_switch():
@@ -79,12 +65,10 @@ def parse():
     parser = launch.parser(__doc__)
     parser.add_argument("--drill", nargs="+", metavar="NAME", help="ways in which things go wrong, or all")
     parser.add_argument("--soak", action="store_true", help="train for long, killing a rank again and again")
-    parser.add_argument("--divisions", action="store_true", help="plan worlds in every possible division")
     add = parser.add_argument
     add("--steps", type=int, default=2000, metavar="N", help="of --soak (default: %(default)s)")
     add("--ranks", type=int, default=8, metavar="N", help="of --soak (default: %(default)s)")
     add("--kill-every", type=int, default=100, metavar="N", help="of --soak: steps (default: %(default)s)")
-    add("--quick", action="store_true", help="with --divisions: two small worlds, for a first impression")
     add("--json", metavar="FILE", help="with one of these: write what came of it here")
     add_arguments(parser)
     return parser.parse_args()
@@ -102,6 +86,8 @@ def check(arguments):
         raise launch.UsageError("this worker starts torchrun itself, on machines of its own; run it with python.")
     if sys.platform != "linux" and (arguments.drill or arguments.soak):
         raise launch.UsageError("drills and the soak look into Linux's /proc; run them there.")
+    if arguments.soak:
+        check_measurement(arguments, "--soak")
     launch.check_writable("--json", arguments.json)
 
 
@@ -111,7 +97,7 @@ def main():
         return code
     job = launch.chosen_job(arguments, TAKES)
     check(arguments)
-    return {"": report, "--drill": drill, "--soak": soak, "--divisions": divide}[job](arguments)
+    return {"": report, "--drill": drill, "--soak": soak}[job](arguments)
 
 
 if __name__ == "__main__":

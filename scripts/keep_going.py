@@ -212,9 +212,19 @@ def parse():
     return parser.parse_args()
 
 
+def check_paths(arguments):
+    """Raise UsageError for what would be taken for a finished training, or never show a checkpoint."""
+    for option, path in (("--until", arguments.until), ("--progress", arguments.progress)):
+        if path == "":  # a variable of the shell that is not set: it would be this folder, which is always there
+            raise launch.UsageError(f"{option} '': an empty path; name one, or leave it out.")
+    if arguments.progress is not None and Path(arguments.progress).is_file():
+        raise launch.UsageError(f"--progress {arguments.progress}: that is a file; name the folder of checkpoints.")
+
+
 def main():
     arguments = parse()
     launch.check_range(arguments, tries=(1, 1_000_000), pause=(0, 3600), linger=(1, 86_400), grace=(0, 86_400))
+    check_paths(arguments)
     return keep_going(arguments)
 
 

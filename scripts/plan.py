@@ -15,6 +15,7 @@ about three minutes, on Linux with network namespaces.
 """
 
 from distmuon import launch
+from muonbook.jobs import check_measurement
 
 GRID = ("dp", "tp", "pp", "ep")
 WORLD = ("model", "ranks", *GRID, "tokens", "device", "fabric", "recompute", "sequence_parallel")
@@ -70,17 +71,13 @@ def check(arguments):
 
 def measure(arguments):
     """Time small worlds, write and print what was found."""
-    if arguments.json is None:
-        raise launch.UsageError("--measure needs --json FILE to write to; pages read book/results.")
-    if launch.under_torchrun():
-        raise launch.UsageError("--measure starts worlds of its own; run it without torchrun.")
-    launch.check_writable("--json", arguments.json)
+    check_measurement(arguments, "--measure")
     from muonbook.measure import results
     from muonbook.planner.measured import worlds
 
     found = worlds.measure(arguments.quick)
     results.write(arguments.json, found)
-    print("\n".join([*worlds.lines(found), f"Results: {arguments.json}"]))
+    print("\n".join(worlds.lines(found)))
 
 
 def main():

@@ -21,19 +21,19 @@ from distmuon.launch.cli import UsageError
 LIMIT = 30.0  # seconds without a byte
 
 
-def is_whole(path: Path, *sha256: str) -> bool:
-    """Say whether `path` is a file with one of these SHA-256 (64 lower-case hexadecimal digits each)."""
+def is_whole(path: Path, sha256: str) -> bool:
+    """Say whether `path` is a file with this SHA-256 (64 lower-case hexadecimal digits)."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() in sha256
+        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
 
 
-def fetch(addresses: Sequence[str], path: Path, sha256: str, remedy: str | None = None) -> bool:
+def fetch(addresses: Sequence[str], path: Path, sha256: str) -> bool:
     """Bring a file to `path`; return False if it was there already, whole, and nothing was asked for.
 
-    addresses: mirrors, asked in this order. remedy: what to do when nothing came; by default, to put the file there by
-    hand. Raises UsageError when no address gave the file. What is at `path` is then what was there before.
+    addresses: mirrors, asked in this order. Raises UsageError when no address gave the file. What is at `path` is then
+    what was there before.
     """
     from torch import hub
 
@@ -51,8 +51,8 @@ def fetch(addresses: Sequence[str], path: Path, sha256: str, remedy: str | None 
             return True
         except (OSError, HTTPException, ValueError, RuntimeError) as error:
             reasons.append(f"{address}: {_reason(error)}")
-    remedy = remedy or f"try again, or put the file at {path} by hand"
-    raise UsageError(f"{path.name} did not come ({'; '.join(reasons)}); {remedy}.")
+    said = "; ".join(reasons)
+    raise UsageError(f"{path.name} did not come ({said}); try again, or put the file at {path} by hand.")
 
 
 @contextlib.contextmanager

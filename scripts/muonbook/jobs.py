@@ -49,6 +49,15 @@ def check_json(arguments: argparse.Namespace) -> None:
         launch.check_writable("--json", arguments.json)
 
 
+def check_measurement(arguments: argparse.Namespace, job: str) -> None:
+    """Raise UsageError where a job that measures, in worlds of its own, has no file for its results."""
+    if arguments.json is None:
+        raise launch.UsageError(f"{job} writes a file; add --json FILE.")
+    if launch.under_torchrun():
+        raise launch.UsageError(f"{job} starts worlds of its own; run it without torchrun.")
+    launch.check_writable("--json", arguments.json)
+
+
 @contextlib.contextmanager
 def progress(total: int, rank: int) -> Iterator[Callable[[], object]]:
     """Yield a function to call after each step; rank 0 draws a bar on a terminal, and none in a pipe or a notebook.

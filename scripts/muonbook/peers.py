@@ -32,7 +32,7 @@ def find(folder: str | None) -> dict[str, dict[str, Any]]:
         make_importable([name], folder)
         spec = importlib.util.find_spec(peer.module)
         if spec is None or spec.origin is None:
-            where = "a folder, and name that folder: --peers FOLDER, or PEERS=FOLDER with make"
+            where = "a folder, and name that folder: PEERS=FOLDER"
             found[name] = {"here": False, "remedy": f"not here; clone github.com/{peer.repository} into {where}."}
         else:
             found[name] = {"here": True, "repository": peer.repository, "version": version(peer, Path(spec.origin))}

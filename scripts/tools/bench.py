@@ -17,6 +17,7 @@ import time
 from distmuon import launch
 from muonbook import network_emulation
 from muonbook.measure import results
+from tools import measure
 
 QUICK = "out/quick"
 RACE = "04_does_it_learn.py"
@@ -34,18 +35,9 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "learning": (RACE, "--summary"),
 }
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
-    "bytes": ("12_bytes.py", "--measure"),
-    "memory": ("13_memory.py", "--measure"),
-    "traces": ("14_traces.py", "--measure"),
-    "hiding": ("14_traces.py", "--measure-hiding"),
-    "gathers": ("14_traces.py", "--measure-gathers"),
-    "regimes": ("15_regimes.py", "--measure"),
-    "worlds": ("15_regimes.py", "--worlds"),
-    "step": ("16_owner.py", "--measure"),
-    "muonw": ("17_muonw.py", "--measure"),
+    **{name: ("tools", "measure", name) for name in measure.TAKERS},
     "planner": ("plan.py", "--measure"),
     "drills": ("18_beyond_one_machine.py", "--drill", "all"),
-    "divisions": ("18_beyond_one_machine.py", "--divisions"),
     "claims": ("tools", "claims"),
     "conformance": ("tools", "conformance"),
     "chapters": ("tools", "time_chapters"),

@@ -5,8 +5,7 @@ computation say about each other; what the report's run compared, in bytes, and 
 its projection to several nodes adds up; how long the tutorial's runs took by its own tables; and whether a matrix is
 still one in the eyes of an optimizer under torch's FSDP, old and new.
 
-python scripts/tools claims
-python scripts/tools claims --json out/claims.json
+python scripts/tools claims --json book/results/claims.json
 """
 
 import itertools
@@ -154,28 +153,4 @@ def measure():
 
 def main():
     arguments = results.parse(__doc__, quick="changes nothing: this takes seconds")
-    found = measure()
-    least, most = found["update_rms_least"], found["update_rms_most"]
-    print(f"Muon's update on random matrices, RMS / {TARGET}, five shapes: {least:.2f} to {most:.2f}")
-    for name, watched in found["update_rms_in_training"].items():
-        for at in watched:
-            print(f"{name}, step {at['step']:3}: RMS of the update {at['least']:.2f} to {at['most']:.2f}")
-    shares = found["flops_share"]
-    for name, budget in BUDGETS.items():
-        print(f"by the paper's fits, Muon needs {shares[name]:.2f} of AdamW's {budget} PFLOP/s-days for the same loss")
-    print(
-        f"and with {CLAIMED} of them at {shares['claimed_at']:.0f}; by the digits the fits were rounded to, anywhere "
-        f"from {shares['claimed_at_least']:.0f} to {shares['claimed_at_most']:.0f}"
-    )
-    bytes_ = found["reported_bytes"]
-    print(f"the report's two sides in bytes: {bytes_['over']:.2f}; whole steps: {bytes_['whole_step']}")
-    for way, factors in found["projection"].items():
-        if way not in ("parts", "gigabytes_per_second"):
-            near, far = (factors[factor]["over_adamw"] for factor in ("x1", "x3"))
-            print(f"the report's projection, {way}: Muon / AdamW {near:.2f}, with links three times slower {far:.2f}")
-    for data, ratio in found["tutorial_time"].items():
-        print(f"the tutorial's own times on {data}, Muon / AdamW: {ratio:.2f}")
-    for kind, count in found["still_matrices"].items():
-        print(f"{kind}: {count} of {found['matrices_handed_over'][kind]} weights are matrices to an optimizer")
-    if arguments.json:
-        results.write(arguments.json, found)
+    results.write(arguments.json, measure())

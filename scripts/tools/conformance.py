@@ -5,12 +5,12 @@ github.com/KellerJordan/Muon and github.com/microsoft/dion into a folder that PE
 named.
 
 python scripts/tools conformance --json book/results/conformance.json
-PEERS=../peers python scripts/tools conformance --quick
+PEERS=../peers python scripts/tools conformance --quick --json out/quick/conformance.json
 """
 
 from muonbook.ch17.kit import conformance_bench
 
 
 def main():
-    """Examine everybody who is here, print the table, and write --json."""
+    """Examine everybody who is here, and write --json."""
     return conformance_bench.main(__doc__)

@@ -9,7 +9,6 @@ python scripts/tools fetch_traces
 python scripts/tools read_trace out/report-traces/*.json
 """
 
-import os
 from pathlib import Path
 
 from distmuon import launch
@@ -17,7 +16,7 @@ from muonbook import download
 
 COMMIT = "c3e149aa48e631d7ebd2a0c21dd20841e17819af"
 SOURCE = f"https://raw.githubusercontent.com/JenWei0312/muon-distributed-reproducibility/{COMMIT}/comparison"
-FOLDER = "out/report-traces"
+FOLDER = Path("out/report-traces")
 SHA256 = {
     "trace_muon_FULLSTEP_dp2_tp2_rank0.json": "c79bb06349c7bf2ff9a57bc4a8a6dbcc839e962b3ea72b17cd38d48568730d8e",
     "trace_muon_FULLSTEP_dp2_tp2_rank1.json": "8f83543a88a846f1b65683eca210d102301dea274f64e55fada9a00414f578d0",
@@ -32,20 +31,9 @@ SHA256 = {
 }
 
 
-def parse():
-    parser = launch.parser(__doc__)
-    parser.add_argument("--from", dest="source", default=SOURCE, metavar="URL", help="a folder that holds the traces")
-    parser.add_argument("--to", default=FOLDER, metavar="FOLDER", help="where to keep them (default: %(default)s)")
-    arguments = parser.parse_args()
-    launch.check_writable("--to", os.path.join(arguments.to, "trace.json"))
-    return arguments
-
-
 def main():
-    arguments = parse()
-    folder = Path(arguments.to)
+    launch.parser(__doc__).parse_args()
     for name, wanted in SHA256.items():
-        path = folder / name
-        address = f"{arguments.source.rstrip('/')}/{name}"
-        came = download.fetch([address], path, wanted, remedy="try again, or name a copy: --from URL")
+        path = FOLDER / name
+        came = download.fetch([f"{SOURCE}/{name}"], path, wanted)
         print(f"{name}: {path.stat().st_size:,} bytes, checked" if came else f"{name}: here already, checked")

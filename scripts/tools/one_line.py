@@ -3,7 +3,7 @@
 Both train on Alice in Wonderland, on one device, with every learning rate of a list, on several seeds; then both take
 turns on the clock, beside torch.optim.Muon with AdamW for the rest. Four replicas step with and without sharing.
 
-python scripts/tools one_line
+python scripts/tools one_line --json book/results/one_line.json
 python scripts/tools one_line --quick --json out/quick/one_line.json
 """
 
@@ -192,8 +192,4 @@ def main():
             "cpu_shared_over_alone": results.spread(interleaved_timing.ratios(sums["shared"], sums["alone"])),
         },
     }
-    shared = found["replicas"]["cpu_shared_over_alone"]
-    for name, ratio in (found["clock"] | {f"CPU seconds of {RANKS} replicas' step, shared over alone": shared}).items():
-        print(f"{name}: {ratio['median']:.2f}")
-    if arguments.json:
-        results.write(arguments.json, found)
+    results.write(arguments.json, found)

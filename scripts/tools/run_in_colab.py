@@ -79,8 +79,9 @@ def publish(folder: Path, root: Path = ROOT) -> Path:
     _git("init", "--quiet", "--initial-branch=main", ".", folder=tree)
     _git("add", "--all", ".", folder=tree)
     _git("commit", "--quiet", "--message=The tree as it stands", folder=tree)
-    _git("clone", "--quiet", "--bare", str(tree), str(folder / "published.git"), folder=folder)
-    return folder / "published.git"
+    _git("clone", "--quiet", "--bare", str(tree), str(published := folder / "published.git"), folder=folder)
+    _git("repack", "-adq", "--window=0", folder=published)  # once: else every clone, one per chapter, does it anew
+    return published
 
 
 def _git(*arguments: str, folder: Path, **place: str) -> str:

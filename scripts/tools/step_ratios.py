@@ -1,7 +1,7 @@
 """Time whole training steps for the claims page: Muon's against ZeRO-1 AdamW's with more and more tokens, on four DP
 ranks of one machine, and AdamW with asynchronous all-reduces against itself without. Kept are ratios within a round.
 
-python scripts/tools step_ratios
+python scripts/tools step_ratios --json book/results/step_ratios.json
 python scripts/tools step_ratios --quick --json out/quick/step_ratios.json
 """
 
@@ -57,14 +57,4 @@ def measure(quick):
 
 def main():
     arguments = results.parse(__doc__, quick="few rounds, and one number of tokens")
-    found = measure(arguments.quick)
-    for row in found["by_tokens"]:
-        shown = ", ".join(f"{name} {row[name]['median']:.2f}" for name in TIMED_TOO)
-        print(f"{row['tokens_per_rank']:5,} tokens per rank; a step over ZeRO-1 AdamW's: {shown}")
-    race = found["asynchronous_adamw"]
-    print(
-        f"AdamW, all all-reduces started first, over one by one: elapsed {race['elapsed']['median']:.2f}, "
-        f"durations added up {race['durations']['median']:.2f}; equal parameters: {race['equal_parameters']}"
-    )
-    if arguments.json:
-        results.write(arguments.json, found)
+    results.write(arguments.json, measure(arguments.quick))

@@ -1,6 +1,6 @@
 """Count what each variant of Muon costs: bytes that four ranks send, numbers that they keep, and time on one process.
 
-python scripts/tools variant_costs
+python scripts/tools variant_costs --json book/results/variant_costs.json
 python scripts/tools variant_costs --quick --json out/quick/variant_costs.json
 """
 
@@ -86,10 +86,5 @@ def times(shape, rounds):
 
 def main():
     arguments = results.parse(__doc__, quick="a small matrix and few rounds")
-    found = {"grids": GRIDS, "counted": counted()}
-    found["time_over_muons"] = times(QUICK_SHAPE if arguments.quick else SHAPE, 3 if arguments.quick else 30)
-    for name, ratio in found["time_over_muons"].items():
-        sent = {way: by_name[name]["sent_bytes"] for way, by_name in found["counted"].items()}
-        print(f"{name:15}{ratio['median']:.2f} of Muon's time; bytes sent: {sent}", flush=True)
-    if arguments.json:
-        results.write(arguments.json, found)
+    over_muons = times(QUICK_SHAPE if arguments.quick else SHAPE, 3 if arguments.quick else 30)
+    results.write(arguments.json, {"grids": GRIDS, "counted": counted(), "time_over_muons": over_muons})

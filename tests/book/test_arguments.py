@@ -32,19 +32,14 @@ WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]*_*.
 WORKERS.append(worlds.ROOT / "scripts" / "plan.py")
 JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--recipe"): "--recipe original --task mnist",
-    ("04", "--study"): "--study rms",
+    ("04", "--study"): "--study rms --json out/x.json",
+    **{("04", job): f"{job} --json out/x.json" for job in ("--blocks", "--writing", "--times", "--summary")},
     ("04", "--fetch"): "--fetch --task mnist",
     ("05", "--mistake"): "--mistake skip",
-    ("13", "--measure"): "--measure --json out/x.json",
     ("14", "--traces"): "--traces out/x",
-    ("14", "--measure"): "--measure --json out/x.json",
-    ("14", "--measure-hiding"): "--measure-hiding --json out/x.json",
-    ("15", "--measure"): "--measure --json out/x.json",
-    ("15", "--worlds"): "--worlds --json out/x.json",
-    ("16", "--measure"): "--measure --json out/x.json",
     ("17", "--train"): "--train 3",
-    ("17", "--measure"): "--measure --json out/x.json",
     ("18", "--drill"): "--drill all",
+    ("18", "--soak"): "--soak --json out/x.json",
     (PLAN, "--measure"): "--measure --json out/x.json",
 }
 PUZZLE = ("check", "hint")
@@ -66,7 +61,6 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (ch04_jobs, "fetch"),
         (byte_counts, "algorithms_on"),
         (byte_counts, "ratios_on"),
-        (byte_counts, "wire_on"),
         (survey, "survey"),
         (plan_page, "search"),
         (plan_page, "WorldPlan"),
@@ -181,7 +175,6 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
         ("05", "--mistake skip --show groups", "--show does nothing with --mistake; leave one of the two out."),
         ("06", "--json /proc/x", "--json does nothing by itself; it goes with --compare."),
         ("10", "--optimizer adamw --strategy owner", "--strategy does nothing with --optimizer adamw; leave one of"),
-        ("15", "--skew --quick", "--quick does nothing with --skew; it goes with --measure or --worlds."),
         (PLAN, "--quick", "--quick does nothing by itself; it goes with --measure."),
         (PLAN, "--compare --optimizer adamw", "--optimizer does nothing with --compare; leave one of the two out."),
         (PLAN, "--compare --ranks 64", "--compare needs a grid: give --tp with --ranks 64, or --dp."),

@@ -14,6 +14,7 @@ Source: Kimi K2 (Kimi Team 2025, arXiv 2507.20534), section 2.1 and Algorithm 1.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,22 +26,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from distmuon.optim.masters import MasterWeights
-from distmuon.optim.muonw import MuonW
+from distmuon.optim.masters import local_views
+from distmuon.optim.options import check_number
 from distmuon.optim.param_groups import named, refuse_meta
-from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.sharding.collectives import Group
+from distmuon.sharding.boxes import Box, all_of, volume
+from distmuon.sharding.collectives import Group, numbers_on
 from distmuon.sharding.consistency import RankMismatchError, check_same, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Range
 from distmuon.sharding.ledger import Ledger
-from distmuon.sharding.local_views import local
+from distmuon.sharding.local_views import LocalView, at, fill_, local
 from distmuon.sharding.meshes import common_mesh, group_of, own_box
 from distmuon.sharding.precision import widest
 from distmuon.sharding.tensor_parallel import tp_split_dim
 from distmuon.sharding.warning import warn_user
 
-LABEL = "largest logits"  # in ledgers
+LABEL, SCALED_LABEL = "largest logits", "clipped heads"  # in ledgers
 CHUNK_NUMEL = 2**24  # logits that exist at a time: 32 MB in bf16
 VOTES = 3  # beside the logits: whether the step was skipped; a digest of the options, and the same with a minus
 SCALED = ("weight", "bias")  # what a projection may consist of: its output is linear in both, row by row
@@ -109,6 +110,8 @@ class PlacedHeads:
     ) -> Range:
         """Return which heads of the whole layer these are; raise ValueError for tensors that cannot be this layer's."""
         name, attention, weight = self.name, self.attention, self._weight
+        if not isinstance(query, Tensor) or not isinstance(key, Tensor):
+            raise TypeError(f"queries or keys of {name!r} are no tensors; record what attention is given.")
         if isinstance(query, DTensor) or isinstance(key, DTensor):
             raise ValueError(f"queries or keys of {name!r} are DTensors; record their local tensors (to_local()).")
         cuts, place = self._cuts(weight), self.tp.rank
@@ -195,23 +198,24 @@ class NonFiniteLogits(FloatingPointError):
 class QKClip:
     """Records the largest logit of every head, and after each step of the optimizer scales down heads that pass tau.
 
-    optimizer: `DistributedMuon`, `Zero1AdamW`, `MuonW`, `Muon` or one of torch's, which trains the weights. The clip is
-        a post hook of its `step`: nothing more is to be called. All ranks make the clip together.
+    optimizer: `DistributedMuon`, `Zero1AdamW`, `MuonW`, `Muon`, one of torch's, or one of your own that says in
+        `local_views` what it keeps; it trains the weights. The clip is a post hook of its `step`: nothing more is to be
+        called. All ranks make the clip together.
     attentions: {name: `AttentionHeads`}; TP-local modules where TP cuts layers, by whole heads.
     threshold: tau, more than 0; math.inf only records. May be changed later, on all ranks alike.
     alpha: the query's part of the shrinking, in [0, 1]; all of it where query heads share a key head.
-    grid: for plain tensors on several ranks, under an optimizer that does not know of these (`MuonW` knows its
-        replicas): what `Grid.of` takes, such as `torch.distributed.group.WORLD` under DDP; `Grid.alone()` for a model
-        of this rank's own.
+    grid: for plain tensors on several ranks, under an optimizer that does not know of these by its `grid`, its
+        `replicas` (`MuonW`'s) or local views of which a rank keeps a part: what `Grid.of` takes, such as
+        `torch.distributed.group.WORLD` under DDP; `Grid.alone()` for a model of this rank's own.
 
     largest, gammas: {name: [heads], on the CPU}, of whole layers, alike on all ranks, in the latest step that was not
         skipped; -inf where nothing was recorded.
     skipped_steps: how many were, by a GradScaler or because of on_nonfinite="skip"; nothing is scaled then.
     ledger: what this rank has sent.
 
-    A step costs one all-reduce of heads + 3 numbers; where parameters have master weights, both are scaled, and buckets
-    that hold a clipped head are gathered again. Momentum stays. There is nothing to save: a step uses up what was
-    recorded. A norm between the weights and the logits makes the clip idle, for it undoes the scaling.
+    A step costs one all-reduce of heads + 3 numbers; where parameters have master weights, both are scaled, and what is
+    clipped is gathered again if a rank keeps a part of the masters. Momentum stays. There is nothing to save: a step
+    uses up what was recorded. A norm between the weights and the logits makes the clip idle, for it undoes the scaling.
 
     Raises ValueError, naming layer and remedy, for what it cannot take; RankMismatchError on all ranks where they
     differ.
@@ -226,6 +230,11 @@ class QKClip:
         alpha: float = 0.5,
         grid: Any = None,
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"optimizer is {optimizer!r}; give the one that trains the weights.")
+        entries = attentions.values() if isinstance(attentions, Mapping) else [attentions]
+        if others := [type(one).__name__ for one in entries if not isinstance(one, AttentionHeads)]:
+            raise TypeError(f"attentions holds a {others[0]}; give {{name: AttentionHeads(query, key, heads)}}.")
         self.threshold, self.alpha, self._optimizer = threshold, alpha, optimizer
         self.grid = _grid_of(optimizer, grid)
         self.ledger = self.grid.ledger
@@ -238,6 +247,7 @@ class QKClip:
         self.largest: dict[str, Tensor] = {}
         self.gammas: dict[str, Tensor] = {}
         self.skipped_steps, self._warned = 0, False
+        self._skips_seen = getattr(optimizer, "skipped_steps", 0)
         self._seen: dict[str, tuple[slice, Tensor]] = {}  # name -> (which heads are here, [heads here])
         optimizer.register_step_post_hook(self._after_step)
 
@@ -261,6 +271,8 @@ class QKClip:
         Without gradients (`torch.no_grad`) nothing is noted, and it costs nothing: evaluation does not count.
         """
         if torch.is_grad_enabled():
+            if scale is not None:
+                check_number("scale", scale)
             here = self._layer(name).heads_of(query, key).as_slice
             found = largest_logits(query.detach(), key.detach(), is_causal, scale)
             self._seen[name] = here, torch.maximum(found, self._seen[name][1]) if name in self._seen else found
@@ -328,41 +340,44 @@ class QKClip:
                 "the options of the clip differ between ranks; set threshold and alpha alike on every rank. The step "
                 "was made, and nothing was clipped."
             )
+        self._check_options()  # which may be others than at construction
         return dict(zip(self.layers, of_layers, strict=True)), bool(skipped)
 
     def _was_skipped(self) -> float:
         """Return 1 where the optimizer has left its parameters as they were, as far as this rank knows."""
-        if isinstance(self._optimizer, ShardedOptimizer):
-            return float(not self._optimizer.statistics.finite)
-        return float(getattr(self._optimizer, "found_inf", 0.0))  # a GradScaler's, for the length of a step
+        if not hasattr(self._optimizer, "skipped_steps"):  # which optimizers have that decide by themselves
+            return float(getattr(self._optimizer, "found_inf", 0.0))  # a GradScaler's, for the length of a step
+        before, self._skips_seen = self._skips_seen, getattr(self._optimizer, "skipped_steps", 0)
+        return float(self._skips_seen != before)
 
     def _scale(self) -> None:
-        """Multiply the rows of clipped heads, by the optimizer itself where it keeps more than the parameters."""
+        """Multiply the rows of clipped heads."""
         clipped = [name for name, gammas in self.gammas.items() if (gammas < 1).any()]
         factors = dict(
             pair for name in clipped for pair in self.layers[name].factors(self.gammas[name].tolist(), self.alpha)
         )
-        held = set[Tensor]()
-        if isinstance(self._optimizer, ShardedOptimizer) and factors:
-            held = set(self._optimizer.buffers.parameters)
-            self._optimizer.scale_rows_(factors)
-        elif isinstance(self._optimizer, MasterWeights):
-            held = set(factors)
-            self._optimizer.scale_rows_(factors)
-        for p in factors.keys() - held:
-            local(p).mul_(factors[p].view(-1, *[1] * (p.ndim - 1)))
+        # ours can do it themselves, and know then that the write was no stranger's
+        if factors and (of_its_own := getattr(self._optimizer, "scale_rows_", None)) is not None:
+            trained = {p for group in self._optimizer.param_groups for p in group["params"]}
+            of_its_own({p: rows for p, rows in factors.items() if p in trained})
+            factors = {p: rows for p, rows in factors.items() if p not in trained}
+        scale_rows_(self._optimizer, factors, self.grid.world)
 
     # ---- Checks -------------------------------------------------------------------------------------------
 
     def _layer(self, name: str) -> PlacedHeads:
-        if name not in self.layers:
+        if name not in [*self.layers]:
             raise ValueError(f"the clip knows no layer {name!r}; it has {', '.join(map(repr, self.layers))}.")
         return self.layers[name]
 
     def _options(self) -> str:
-        return f"threshold={float(self.threshold)}, alpha={float(self.alpha)}"
+        with contextlib.suppress(TypeError, ValueError):  # no numbers, which all ranks are to hear of
+            return f"threshold={float(self.threshold)}, alpha={float(self.alpha)}"
+        return f"threshold={self.threshold!r}, alpha={self.alpha!r}"
 
     def _check_options(self) -> None:
+        check_number("threshold", self.threshold)
+        check_number("alpha", self.alpha)
         if not self.threshold > 0:
             raise ValueError(f"threshold is {self.threshold}; give a logit, more than 0 (Kimi K2 has 100).")
         if not 0 <= self.alpha <= 1:
@@ -449,21 +464,83 @@ def largest_logits(
     return found.flatten().to(widest(found.device)) * (width**-0.5 if scale is None else scale)
 
 
+# ---- What an optimizer keeps of rows ------------------------------------------------------------------------
+
+
+def scale_rows_(
+    optimizer: torch.optim.Optimizer,
+    factors: Mapping[Tensor, Tensor],  # {parameter: of each of its rows that is here}, in one order on all ranks
+    world: Group,
+) -> None:
+    """Multiply parameters row by row, and what the optimizer keeps of them as its `local_views` say.
+
+    A parameter narrower than its master weight is then what that rounds to; where a rank keeps but a part of the
+    master, all ranks bring theirs together. Collective under an optimizer that has `local_views` of its own.
+    """
+    views = {id(view.parameter): view for view in local_views(optimizer)} if factors else {}
+    for p, rows in factors.items():
+        by_row, view = rows.view(-1, *[1] * (p.ndim - 1)), views.get(id(p))
+        if view is None or view.values is None or view.values.dtype == p.dtype:
+            local(p).mul_(by_row)
+            if view is not None:
+                view.follow_parameter_()
+        else:
+            of_rows = at(view.held, by_row.expand(local(p).shape).contiguous())
+            for box, values in view.of(view.values):
+                each = torch.empty(values.shape, dtype=rows.dtype, device=values.device)
+                fill_(each, box, of_rows)
+                values.mul_(each)
+            _round(p, view, view.of(view.values))
+    if world.size > 1 and hasattr(optimizer, "local_views"):
+        kept = [(p, views[id(p)]) for p in factors if id(p) in views]
+        for p, view in _in_parts(kept, world):
+            # others add -0.0, which leaves every number as it is, 0.0 included
+            whole = torch.full(view.shape, -0.0, dtype=p.dtype, device=local(p).device)
+            if view.counted and view.values is not None:
+                fill_(whole, all_of(view.shape), view.of(view.values))
+            _round(p, view, [(all_of(view.shape), world.all_reduce(whole, SCALED_LABEL))])
+
+
+def _in_parts(kept: Sequence[tuple[Tensor, LocalView]], world: Group) -> list[tuple[Tensor, LocalView]]:
+    """Return the parameters that are narrower than their masters, of which some rank does not keep all. Collective."""
+    if not kept:
+        return []
+    numbers = []
+    for p, view in kept:
+        is_narrower = view.values is not None and view.values.dtype != p.dtype
+        here, all_here = (sum(volume(box) for box, _ in boxes) for boxes in (view.boxes, view.held))
+        numbers += [float(is_narrower), float(here < all_here)]
+    votes = numbers_on(local(kept[0][0]).device, numbers, torch.float32)
+    votes = world.all_reduce(votes, SCALED_LABEL, dist.ReduceOp.MAX).view(-1, 2).all(1)
+    return [pair for pair, vote in zip(kept, votes.tolist(), strict=True) if vote]
+
+
+def _round(p: Tensor, view: LocalView, boxes: Sequence[tuple[Box, Tensor]]) -> None:
+    """Fill a parameter from boxes of the whole, as far as they go."""
+    for box, into in at(view.held, local(p.detach())):
+        fill_(into, box, boxes)
+
+
 def _grid_of(optimizer: torch.optim.Optimizer, given: Any) -> Grid:
     """Return the ranks over which batches and heads are spread. Collective where they have no group yet."""
-    if isinstance(optimizer, ShardedOptimizer):
-        if given is not None and given is not optimizer.grid:
+    own = getattr(optimizer, "grid", None)
+    if isinstance(own, Grid):
+        if given is not None and given is not own:
             raise ValueError("the optimizer has a grid of its own; leave out the clip's.")
-        return optimizer.grid
-    if given is None and isinstance(optimizer, MuonW):
-        given = optimizer.replicas
+        return own
+    if given is None:
+        given = getattr(optimizer, "replicas", None)
     parameters = [pair for group in optimizer.param_groups for pair in named(group)]
     if (mesh := common_mesh(parameters)) is not None:
-        ledger = optimizer.ledger if isinstance(optimizer, MuonW) else Ledger()
+        ledger = getattr(optimizer, "ledger", None)
+        ledger = ledger if isinstance(ledger, Ledger) else Ledger()
         return replace(Grid.alone(mesh.device_type), world=group_of(mesh, ledger), ledger=ledger)
     if given is None and dist.is_initialized() and dist.get_world_size() > 1:
-        raise ValueError(
-            f"parameters are plain tensors on one of {dist.get_world_size()} ranks, and nothing says whose batches "
-            "count; give the clip grid=torch.distributed.group.WORLD for replicas, Grid.alone() for this rank alone."
-        )
+        if all(view.is_whole for view in local_views(optimizer)):
+            raise ValueError(
+                f"parameters are plain tensors on one of {dist.get_world_size()} ranks, and nothing says whose batches "
+                "count; give the clip grid=torch.distributed.group.WORLD for replicas, Grid.alone() for this rank "
+                "alone."
+            )
+        given = dist.group.WORLD
     return Grid.alone(str(parameters[0][1].device)) if given is None else Grid.of(given)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import importlib.util
 import os
 import pickle
@@ -100,9 +101,9 @@ def _run_locally(
 
 
 def command(main: Callable[[], int | None]) -> None:
-    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError or an OutputError;
-    130 on Ctrl-C; 128 + the signal's number on SIGTERM or SIGHUP, even if its ranks have used their time to save; 141,
-    without a word, when nobody reads the output any more (| head).
+    """Run a worker's `main` and exit: 0, or its own code; 2 after a UsageError; 1 after a WorldError or an OutputError,
+    and where what it prints finds no room; 130 on Ctrl-C; 128 + the signal's number on SIGTERM or SIGHUP, even if its
+    ranks have used their time to save; 141, without a word, when nobody reads the output any more (| head).
     """
     atexit.register(session.ignore_interrupts)  # a second Ctrl-C must find no half-closed interpreter to complain in
     # torchrun stops its ranks by SIGTERM, and a rank blocked in a collective could not run a Python handler
@@ -114,9 +115,11 @@ def command(main: Callable[[], int | None]) -> None:
             code = _complain(error, 2)
         except OutputError as error:
             code = _complain(error, 1)
-        except (WorldError, BrokenPipeError) as error:
+        except (WorldError, OSError) as error:
             if _reader_left(error):
                 code = READER_LEFT
+            elif full := _no_room(error):
+                code = _complain(full, 1)
             elif isinstance(error, WorldError):
                 code = _complain(error, 1)
             else:
@@ -147,8 +150,25 @@ def _reader_left(error: Exception) -> bool:
     watch.register(1, 0)  # only what poll reports unasked: an error, a hang-up
     if not broken or not watch.poll(0):
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _print_nothing_more()
     return True
+
+
+def _no_room(error: Exception) -> str:
+    """Return what to say where `error`, here or in the rank that prints, means that standard output is a full disk."""
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if not full and not str(error).rpartition("\n")[2].startswith(f"OSError: [Errno {errno.ENOSPC}]"):
+        return ""
+    try:
+        os.write(1, b"\n")
+    except OSError as again:
+        _print_nothing_more()
+        return f"what is printed cannot be written ({again.strerror}); send it where there is room, and run this again."
+    return ""  # another file has none
+
+
+def _print_nothing_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def is_main_process() -> bool:

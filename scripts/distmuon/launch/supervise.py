@@ -182,7 +182,8 @@ def _rank_process(
         code = 1
         try:
             _write(directory, "failure", rank, _failure(error))
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):  # no room for what is printed is none of the temporary folder's
+                sys.stdout.flush()
         except OSError as full:
             code = NO_ROOM if full.errno in FULL else 1
         finally:

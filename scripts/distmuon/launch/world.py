@@ -13,6 +13,7 @@ from distmuon.launch.cli import BACKENDS, DEVICES, UsageError
 
 MOST_RANKS = 256  # on one machine: every gloo group opens a socket to every peer, and a process has some 1,000 in all
 MOST_THREADS = 1024
+MOST_SECONDS = 10**9  # of which torch still makes a timeout
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,11 @@ def validated(world: World, launched: int | None) -> World:
         raise UsageError(f"--backend {world.backend} is unknown; choose one of {', '.join(BACKENDS)}.")
     if world.device not in ("", *DEVICES):
         raise UsageError(f"--device {world.device} is unknown; choose one of {', '.join(DEVICES)}.")
-    if not 0 < world.timeout < 1e9 or world.threads < 1:
+    if not world.timeout > 0 or world.threads < 1:
         raise UsageError(f"--timeout {world.timeout:g} --threads {world.threads}: both must be positive.")
-    if world.stop_within is not None and not 0 < world.stop_within < 1e9:
+    if world.timeout > MOST_SECONDS:
+        raise UsageError(f"--timeout {world.timeout:g}: a collective waits {MOST_SECONDS:,} seconds at most.")
+    if world.stop_within is not None and not 0 < world.stop_within < MOST_SECONDS:
         raise UsageError(f"stop_within is {world.stop_within:g}; give a positive number of seconds, or None.")
     if world.threads > MOST_THREADS:
         raise UsageError(f"--threads {world.threads}: a rank gets at most {MOST_THREADS}; choose about one per core.")
@@ -117,9 +120,8 @@ def _with_gpus(world: World, launched: int | None) -> World:
         fits = gpus >= local_ranks and world.device != "cpu"
         world = replace(world, backend="nccl" if fits else "gloo", device="cuda" if fits else world.device or "cpu")
     if gpus == 0 and "cuda" in (world.device, "cuda" if world.backend == "nccl" else ""):
-        raise UsageError(
-            f"--backend {world.backend} on GPUs needs CUDA, and torch sees no GPU here; use --backend gloo."
-        )
+        remedy = "use --backend gloo" if world.backend == "nccl" else "leave out --device cuda"
+        raise UsageError(f"--backend {world.backend} on GPUs needs CUDA, and torch sees no GPU here; {remedy}.")
     if world.backend == "nccl":
         if world.device == "cpu":
             raise UsageError("--backend nccl runs on GPUs only; drop --device cpu or use --backend gloo.")

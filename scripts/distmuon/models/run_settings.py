@@ -134,6 +134,8 @@ def _word_of(path: str, name: str, value: Any) -> str:
 
 def check_folder(path: str) -> None:
     """Raise UsageError unless a run may look for checkpoints in this folder, and write there. It need not exist."""
+    if not path:  # a variable of the shell that is not set: it would be the folder that we stand in
+        raise launch.UsageError("--folder '': an empty path; name a folder, or leave it out.")
     try:
         if os.path.lexists(path):
             os.listdir(path)  # or it would look empty, and the run would begin anew

@@ -5,6 +5,7 @@ Sources: Muon (Jordan et al. 2024), which torch.optim.Muon follows; the others s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     Raises TypeError for a number of steps that is not whole; ValueError for an unknown name, an empty sequence, a
     negative number of steps, or another number of steps than a schedule has that is of no use in part.
     """
-    if not hasattr(steps, "__index__"):
+    if not hasattr(steps, "__index__") or hasattr(steps, "__len__"):
         raise TypeError(f"steps is {steps!r}; Newton–Schulz needs a whole number, such as 5.")
     if steps < 0:
         raise ValueError(f"steps is {steps}; Newton–Schulz needs 0 or more.")
@@ -78,10 +79,19 @@ def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     ):
         raise ValueError(f"{coefficients!r} is a schedule of {whole} steps, and steps is {steps}; give {whole}.")
     rows: Any = SCHEDULES.get(coefficients) if isinstance(coefficients, str) else coefficients
-    if not rows or not hasattr(rows, "__getitem__"):
+    if not isinstance(rows, Sequence) or not rows:
         raise ValueError(f"coefficients are {coefficients!r}; give one of {', '.join(SCHEDULES)} or numbers (a, b, c).")
     rows = [rows] if isinstance(rows[0], int | float) else rows
-    if any(len(row) != 3 for row in rows):
-        raise ValueError(f"coefficients are {coefficients!r}; every quintic has exactly three numbers (a, b, c).")
+    if not all(_is_quintic(row) for row in rows):
+        raise ValueError(
+            f"coefficients are {coefficients!r}; every quintic has exactly three numbers (a, b, c), and finite ones."
+        )
     schedule: list[Quintic] = [(float(row[0]), float(row[1]), float(row[2])) for row in rows]
     return (schedule + [schedule[-1]] * steps)[:steps]
+
+
+def _is_quintic(row: Any) -> bool:
+    try:
+        return len(row) == 3 and all(not isinstance(x, str) and math.isfinite(x) for x in row)
+    except (TypeError, ValueError, RuntimeError):  # no row, or no numbers in it
+        return False

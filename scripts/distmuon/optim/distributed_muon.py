@@ -30,7 +30,7 @@ from distmuon.optim.muon import WeightPart, decay_and_apply_, momentum_of_all_, 
 from distmuon.optim.newton_schulz import ComputeDtype, Form, Norm
 from distmuon.optim.normalization import InputNorm, OutputNorm
 from distmuon.optim.options import GROUP_NOTES, OPTIONS, MomentumKind, ScaleKind, check_dtype, options_among
-from distmuon.optim.param_groups import check_muon_parameter, specs_in_groups
+from distmuon.optim.param_groups import check_muon_parameter, list_params, specs_in_groups
 from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.sharded_state import NonFinite
 from distmuon.optim.states import kept, kept_rows
@@ -110,6 +110,11 @@ class DistributedMuon(ShardedOptimizer):
             chosen = strategies.load(strategy)
             own = chosen.options({})
             check_dtype("gather_dtype", gather_dtype, None)
+            if strategy_options is not None and not isinstance(strategy_options, Mapping):
+                raise TypeError(
+                    f"strategy_options is {strategy_options!r}; give names with values, such as "
+                    '{"whole_every": 5} for "periodic".'
+                )
             if publish not in strategies.PUBLISHED:
                 raise ValueError(f"publish is {publish!r}; choose one of {', '.join(strategies.PUBLISHED)}.")
         self._choices = (("strategy", chosen.__name__), ("gather_dtype", repr(gather_dtype)), ("publish", publish))
@@ -147,6 +152,7 @@ class DistributedMuon(ShardedOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; see `ShardedOptimizer`."""
+        list_params(param_group, "DistributedMuon")
         self._refuse_others_options(param_group)
         super().add_param_group(param_group)
         if param_group["algorithm"] == "muon":
@@ -299,9 +305,9 @@ class DistributedMuon(ShardedOptimizer):
             "the option matrices was changed, and the map is laid out once; set it back, or make a new optimizer."
         )
 
-    def _check_arguments(self) -> None:
+    def _check_arguments(self, bucket_size: int, broadcast: bool) -> None:
         self._refuse_others_options(self._options)
-        super()._check_arguments()
+        super()._check_arguments(bucket_size, broadcast)
 
     def _refuse_others_options(self, given: Mapping[str, Any]) -> None:
         """Raise ValueError for an option that only another strategy would heed."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from distmuon.optim.options import check_flag
 from distmuon.optim.states import (
     MASTER_WEIGHT,
     UNPLACED,
@@ -98,11 +99,8 @@ class MasterWeights(CheckedState):
 
     def choose_masters(self, master_weights: bool | None) -> None:
         """Keep masters from the first step on, or not; None: not, and warn once where decay cannot act."""
-        if master_weights not in (None, True, False):
-            raise ValueError(
-                f"master_weights is {master_weights!r}; give True for float32 masters of bf16 parameters, False for "
-                "none, or None for none and a warning where decay is lost."
-            )
+        if master_weights is not None:
+            check_flag("master_weights", master_weights)
         self.master_weights = master_weights
 
     def warn_of_lost_decay(self) -> None:

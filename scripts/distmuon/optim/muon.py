@@ -35,11 +35,13 @@ from distmuon.optim.options import (
     check_dtype,
     check_muon_options,
     options_among,
+    options_on_host,
     refuse_unknown_in_group,
 )
 from distmuon.optim.param_groups import (
     Watch,
     check_muon_parameters,
+    list_params,
     name_like_the_others,
     named,
     refuse_model,
@@ -399,10 +401,10 @@ class Muon(MasterWeights):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, refusing parameters and options that Muon cannot take; torch calls it for every group."""
-        if isinstance(param_group, dict):  # what else is wrong with it, torch will say
-            refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
-            self._watch.take(param_group)
-            name_like_the_others(self, param_group)
+        list_params(param_group, "Muon")
+        refuse_unknown_in_group(param_group, (*self.DEFAULTS, "algorithm"), "Muon")
+        self._watch.take(param_group)
+        name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):
             super().add_param_group(param_group)
             self._check(param_group)
@@ -415,16 +417,17 @@ class Muon(MasterWeights):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
-            self._check_options(group)
-            check_muon_parameters(group, self.state)  # which may be others than at construction
-        self.warn_of_lost_decay()
-        moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
-        self._watch.look(bool(moving))
-        parameters, groups = [p for p, _ in moving], [group for _, group in moving]
-        for batch in batches(parameters, groups):
-            self._move([parameters[i] for i in batch], [groups[i] for i in batch])
+        with options_on_host(self.param_groups):
+            for group in self.param_groups:
+                check_complete({"algorithm": "muon"} | group, {"muon": self.DEFAULTS}, "Muon")
+                self._check_options(group)
+                check_muon_parameters(group, self.state)  # which may be others than at construction
+            self.warn_of_lost_decay()
+            moving = [(p, group) for group in self.param_groups for p in self._moving(group)]
+            self._watch.look(bool(moving))
+            parameters, groups = [p for p, _ in moving], [group for _, group in moving]
+            for batch in batches(parameters, groups):
+                self._move([parameters[i] for i in batch], [groups[i] for i in batch])
         return loss
 
     def local_views(self) -> list[LocalView]:

@@ -44,22 +44,26 @@ from distmuon.optim.options import (
     check_options,
     complete_group,
     options_among,
+    options_on_host,
 )
 from distmuon.optim.param_groups import (
     Watch,
     check_muon_parameters,
     divided,
+    list_params,
     name_like_the_others,
     named,
+    refuse_model,
     split_parameters,
     withdrawn_if_refused,
 )
-from distmuon.optim.sharded_state import check_max_norm
+from distmuon.optim.sharded_state import check_max_norm, refuse_nonfinite_norm
 from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group, PendingWork, Received, add_up_, numbers_on, waiting_at_the_end
 from distmuon.sharding.consistency import RankMismatchError
 from distmuon.sharding.grid import UNSCALED_STAGES
+from distmuon.sharding.layout import check_bucket_size
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.local_views import LocalView, local
 from distmuon.sharding.matrices import Matrices, MatrixLayout
@@ -171,19 +175,26 @@ class MuonW(MasterWeights):
                 )
         self.choose_masters(master_weights)
         check_dtype("gather_dtype", gather_dtype, None)
-        if bucket_size is not None and bucket_size < 1:
-            raise ValueError(f"bucket_size is {bucket_size}; give a number of elements, 1 or more.")
+        if bucket_size is not None:
+            check_bucket_size(bucket_size)
+        if replicas is not None and not isinstance(replicas, dist.ProcessGroup):
+            raise TypeError(
+                f"replicas is {replicas!r}; give a process group that this rank is in, such as torch.distributed."
+                "group.WORLD, or None."
+            )
         self.gather_dtype, self.bucket_size, self.skipped_steps = gather_dtype, bucket_size, 0
         if replicas is None and isinstance(params, DistributedDataParallel):
             replicas = params.process_group
         self._begin(replicas)
         if isinstance(params, nn.Module):
             params = split_parameters(params, frozen=True, decay_vectors=False, matrices=several)
+        refuse_model(params, "MuonW", "the model, or groups of its parameters")
         super().__init__(params, {})
         self.defaults = {name: self._options[name] for name in self.DEFAULTS["muon"]}  # what schedulers look at
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its algorithm's defaults, refusing what it cannot take. A later one is `divided`."""
+        list_params(param_group, "MuonW")
         self._watch.take(param_group)
         name_like_the_others(self, param_group)
         with withdrawn_if_refused(self):
@@ -211,11 +222,17 @@ class MuonW(MasterWeights):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with options_on_host(self.param_groups):
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        """Make a step under the options of this moment, which are in the host's memory."""
         plans, moves = self._plans_now(), bool(self._moving())
         self._watch.look(moves)
         if not self._unscale():
             self.skipped_steps += 1
-            return loss
+            return
         refusal, self._clipped = self._refusal(), False
         if refusal:
             self._refuse(plans, refusal)
@@ -223,7 +240,6 @@ class MuonW(MasterWeights):
         self._step_muon(plans)
         self._step_adamw()
         self._compares = self._compares and not moves
-        return loss
 
     def _step_muon(self, plans: Sequence[Plan]) -> None:
         """Move wave by wave. Under the work on one, the momentum of the next and the updates of the last travel."""
@@ -248,7 +264,14 @@ class MuonW(MasterWeights):
         self._share_row_moments(plans)
 
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float, *, stages: dist.ProcessGroup | None = None) -> Tensor:
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        *,
+        stages: dist.ProcessGroup | None = None,
+    ) -> Tensor:
         """Clip the gradients' global norm, as torch's function does; return the norm from before, alike on all ranks.
 
         To be called on every rank, after the last backward (and a scaler's `unscale_`). On one mesh torch's function is
@@ -257,18 +280,19 @@ class MuonW(MasterWeights):
         stages: the ranks that have this rank's place in the other stages of a pipeline, `mesh.get_group("pp")`, of
             which each has an optimizer of its own. All call this together, and clip by the norm of the whole model; a
             parameter that two stages hold a copy of counts in each.
-        Raises ValueError for a negative max_norm, and on a stage that is not given the others.
+        Raises ValueError for a negative max_norm, a norm_type other than 2, and on a stage that is not given the
+        others; with error_if_nonfinite RuntimeError for a norm that is not finite.
         """
-        check_max_norm(max_norm)
+        max_norm = check_max_norm(max_norm, norm_type)
         if max_norm < math.inf and stages is None:
             remedy = 'give it the others: clip_grad_norm_(max_norm, stages=mesh.get_group("pp"))'
             refuse_one_of_the_stages(self.param_groups, "clip_grad_norm_", remedy)
         self._plans_now()
-        self._clipped = True
         moving = self._moving()
         for name, p, _ in moving:
             _check_gradient(name, p)
-        device = local(self.param_groups[0]["params"][0]).device
+        devices = (local(p).device for group in self.param_groups for p in group["params"])
+        device = next(devices, torch.device("cpu"))
         squares = torch.zeros(1, dtype=widest(device), device=device)
         if held := [p for _, p, _ in moving if local(p).numel()]:
             norms = torch._foreach_norm([_local_gradient(p, p.dtype) for p in held], dtype=squares.dtype)
@@ -280,7 +304,11 @@ class MuonW(MasterWeights):
             theirs = Group.of_process_group("pp", stages, self.ledger).all_gather(squares, "norm")
             add_up_(squares, theirs.view(-1, 1))
         norm = squares.sqrt()[0]
-        factor = (max_norm / (norm + 1e-6)).item()  # torch's formula
+        wanted = max_norm / (norm + 1e-6)  # torch's formula
+        factor, number = torch.stack([wanted, norm]).tolist()  # on a GPU the only wait
+        if error_if_nonfinite:
+            refuse_nonfinite_norm(number)
+        self._clipped = True
         if not factor >= 1:
             each("mul_", [local(gradient) for _, _, gradient in moving], factor)
         return norm

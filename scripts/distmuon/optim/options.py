@@ -6,10 +6,12 @@ schedulers, users and loaded states write to it between two steps.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -78,7 +80,7 @@ def complete_group(
     Raises ValueError for another algorithm, TypeError for an unknown option.
     """
     algorithm = group.setdefault("algorithm", next(iter(defaults)))
-    if algorithm not in defaults:
+    if algorithm not in [*defaults]:
         raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(defaults)}.")
     refuse_unknown_in_group(group, (*defaults[algorithm], "algorithm"), f"{algorithm} in {who}")
     if algorithm == "adamw" and given.get("adamw_lr") is not None:
@@ -107,7 +109,7 @@ def check_complete(group: Mapping[str, Any], defaults: Mapping[str, Iterable[str
     defaults: the options of each algorithm. A group may hold whatever else its user keeps there, as torch has it.
     """
     algorithm = group.get("algorithm", "")
-    if algorithm not in defaults:
+    if algorithm not in [*defaults]:
         raise ValueError(f"a group has algorithm={algorithm!r}; {who} runs {' or '.join(map(repr, defaults))}.")
     options = [*defaults[algorithm], "algorithm"]
     if missing := [name for name in options if name not in group]:
@@ -117,6 +119,37 @@ def check_complete(group: Mapping[str, Any], defaults: Mapping[str, Iterable[str
     for name in group.keys() - {*options}:
         if meant := _nearest(name, tuple(options)):
             raise ValueError(f"a group has the option {name!r}, which nothing reads; write {meant!r} if that is meant.")
+
+
+@contextlib.contextmanager
+def options_on_host(groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Let options that are numbers on a device be the same numbers in the host's memory until the block ends.
+
+    A step looks at an option in many places, and each look would wait until the device has done all that it was given.
+    This waits once, for all of them. They stay tensors of their dtypes, because torch's AdamW, too, computes 1 - lr *
+    weight_decay and lr / (1 - beta1^t) in the dtype of a tensor lr: as Python's numbers they would move the last bit.
+    """
+    options = [(group, name, group[name]) for group in groups for name in group.keys() - {*GROUP_NOTES}]
+    numbers = {id(number): number for _, _, option in options for number in _parts(option) if _is_away(number)}
+    here = dict[int, Tensor]()
+    for device in {number.device for number in numbers.values()}:
+        found = [number for number in numbers.values() if number.device == device]
+        wide = functools.reduce(torch.promote_types, (number.dtype for number in found))  # which holds each exactly
+        read = torch.stack([number.detach().reshape(()).to(wide) for number in found]).to("cpu")
+        for number, value in zip(found, read.unbind(), strict=True):
+            here[id(number)] = value.to(number.dtype).view(number.shape)
+    changed = []
+    for group, name, option in options:
+        if any(id(number) in here for number in _parts(option)):
+            parts = [here.get(id(number), number) for number in _parts(option)]
+            group[name] = tuple(parts) if isinstance(option, tuple | list) else parts[0]
+            changed.append((group, name, option, group[name]))
+    try:
+        yield
+    finally:
+        for group, name, option, ours in changed:
+            if group.get(name) is ours:
+                group[name] = option
 
 
 def check_options(group: Mapping[str, Any]) -> None:
@@ -147,8 +180,7 @@ def check_muon_options(group: Mapping[str, Any]) -> None:
                 f"normuon_beta2 is {plain(beta2)!r}; give 0 or more and less than 1, or None for no NorMuon."
             )
     for name in ("nesterov", "cautious_decay", "batched"):
-        if group[name] not in (True, False):
-            raise ValueError(f"{name} is {group[name]!r}; give True or False.")
+        check_flag(name, group[name])
     check_matrices(group["matrices"])
     quintics(group["ns_coefficients"], group["ns_steps"])
     check_dtype("compute_dtype", group["compute_dtype"], "auto", COMPUTE_DTYPES)
@@ -194,9 +226,39 @@ def check_number(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {value!r}; give a number{text if isinstance(value, str) else ''}.")
 
 
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raise ValueError for what is no whole number, or less than `least`."""
+    try:
+        known = not isinstance(value, bool) and operator.index(value) >= least
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError(f"{name} is {value!r}; give a whole number, {least} or more.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise ValueError for an option that is neither True nor False."""
+    try:
+        known = value in (True, False)
+    except (RuntimeError, ValueError):  # of an array, several
+        known = False
+    if not known:
+        raise ValueError(f"{name} is {value!r}; give True or False.")
+
+
 def plain(option: Any) -> Any:
     """Return an option as a number, or numbers, where it is a tensor."""
     return option.tolist() if isinstance(option, Tensor) else option
+
+
+def _parts(option: Any) -> Sequence[Any]:
+    return option if isinstance(option, tuple | list) else (option,)
+
+
+def _is_away(number: Any) -> bool:
+    """Return whether this is a number that lies on a device."""
+    is_one = isinstance(number, Tensor) and number.is_floating_point() and number.numel() == 1
+    return is_one and number.device.type not in ("cpu", "meta")
 
 
 @functools.cache

@@ -169,7 +169,12 @@ def _warn_of_little(routed: Sequence[tuple[str, nn.Parameter, Role]]) -> None:
 
 def reshard(model: nn.Module) -> None:
     """Let every module of FSDP2 hold its shards. After a forward pass without a backward one, as in evaluation, the
-    outermost module still holds whole parameters, which are other tensors than those that are trained."""
+    outermost module still holds whole parameters, which are other tensors than those that are trained.
+
+    Raises TypeError for what is no model.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is {_shortly(model)}; give an nn.Module.")
     for module in model.modules():
         if callable(again := getattr(module, "reshard", None)):
             again()
@@ -305,10 +310,46 @@ class Watch:
 
 
 def refuse_model(params: Any, who: str, instead: str) -> None:
-    """Raise TypeError, naming what to give instead, for a model in the place of parameters."""
+    """Raise TypeError, naming what to give instead, for a model in the place of parameters, or nothing like them."""
     if isinstance(params, nn.Module):
         model = type(params).__name__
         raise TypeError(f"{who} takes parameters and was given a model ({model}); give it {instead}.")
+    if not isinstance(params, Iterable):
+        raise TypeError(f"{who} takes parameters and was given {_shortly(params)}; give it {instead}.")
+
+
+def list_params(group: Any, who: str) -> None:
+    """Let a group's params be a list, or the one tensor or the set that they are, of which torch says what is wrong.
+
+    Raises TypeError, saying what is there, for what is no tensor and no pair (name, tensor).
+    """
+    if not isinstance(group, dict) or "params" not in group:
+        raise TypeError(f'a group of {who} is {_shortly(group)}; give a dict with "params", a list of parameters.')
+    params, names = group["params"], group.get("param_names")
+    if isinstance(params, set):
+        return
+    if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
+        params = [params]
+    elif not isinstance(params, list):
+        params = group["params"] = list(params)
+    if names and not (isinstance(names, list | tuple) and len(names) == len(params)):
+        raise TypeError(
+            f"param_names of a group of {who} is {_shortly(names)}, for {len(params)} parameter(s); give a list with a "
+            "name for each, or pairs (name, parameter) as params."
+        )
+    for one in params:
+        p = one[1] if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) else one
+        if isinstance(p, nn.Module):
+            raise TypeError(
+                f"params of a group of {who} holds a module ({type(p).__name__}); give its parameters: "
+                "list(module.named_parameters())."
+            )
+        if not isinstance(p, Tensor):
+            raise TypeError(f"params of a group of {who} holds {_shortly(one)}; give tensors, or pairs (name, tensor).")
+
+
+def _shortly(value: Any) -> str:
+    return f"{' '.join(repr(value).split()):.60} ({type(value).__name__})"
 
 
 def refuse_meta(name: str, parameter: Tensor) -> None:

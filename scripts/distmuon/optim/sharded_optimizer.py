@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from distmuon.optim.adamw import adamw_, begin
-from distmuon.optim.options import ADAMW_DEFAULTS, complete_group
-from distmuon.optim.param_groups import Watch, refuse_model
-from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode
+from distmuon.optim.options import ADAMW_DEFAULTS, complete_group, options_on_host
+from distmuon.optim.param_groups import Watch, list_params, refuse_model
+from distmuon.optim.sharded_state import ShardedState, check_max_norm, refuse_inference_mode, refuse_nonfinite_norm
 from distmuon.sharding import gradients
 from distmuon.sharding.arriving import Arrival
 from distmuon.sharding.backward_overlap import BackwardOverlap
 from distmuon.sharding.buffers import ShardedBuffers, refuse_elsewhere, refuse_shared_memory
+from distmuon.sharding.collectives import numbers_on
 from distmuon.sharding.consistency import RankMismatchError, check_same, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
@@ -92,7 +93,7 @@ class ShardedOptimizer(ShardedState):
         self.steps, self.skipped_steps, self.check_every = 0, 0, check_every
         self._options, self._laid_out = dict(options), False
         with raise_together(self.grid, "the optimizer", "make the same one on every rank"):
-            self._check_arguments()
+            self._check_arguments(bucket_size, broadcast)
             model_as = "split_parameters(model)" if "muon" in self.DEFAULTS else "model.named_parameters()"
             refuse_model(params, type(self).__name__, model_as)
             super().__init__(params, {})
@@ -101,7 +102,8 @@ class ShardedOptimizer(ShardedState):
             refuse_elsewhere(self._named(), self.grid.device)
         first = next(iter(self.DEFAULTS.values()))
         self.defaults = first | {name: self._options[name] for name in first.keys() & self._options.keys()}
-        self._agree_at_start(bucket_size, broadcast)
+        with options_on_host(self.param_groups):
+            self._agree_at_start(bucket_size, broadcast)
         self.buffers, self._laid_out = ShardedBuffers(self._named(), self.grid, bucket_size, self.plan), True
         self.gradient_views = gradients.GradientViews(self.buffers)
         self._backward = BackwardOverlap(self.buffers, self.gradient_views, lambda bucket: self.reduce_scatter(bucket))
@@ -116,6 +118,7 @@ class ShardedOptimizer(ShardedState):
                 "the virtual map is laid out once; pass all parameter groups to the constructor, and layers that will "
                 "be unfrozen later with them: split_parameters(model, frozen=True)."
             )
+        list_params(param_group, type(self).__name__)
         self._watch.take(param_group)
         complete_group(param_group, self.DEFAULTS, self._options, type(self).__name__)
         self._check_options(param_group)
@@ -135,12 +138,13 @@ class ShardedOptimizer(ShardedState):
             with torch.enable_grad():
                 loss = closure()
         try:
-            if self.reduce(self.max_norm):  # .grad -> G[N_dp]
-                self.update()  # W[N_dp] -> W[I_tp, J]
-                self.buffers.record_versions()
-                self.steps += 1
-            else:
-                self._skip()
+            with options_on_host(self.param_groups):
+                if self.reduce(self.max_norm):  # .grad -> G[N_dp]
+                    self.update()  # W[N_dp] -> W[I_tp, J]
+                    self.buffers.record_versions()
+                    self.steps += 1
+                else:
+                    self._skip()
         except BaseException:
             for name in ("grad_scale", "found_inf"):  # a GradScaler resets them after a step
                 self.__dict__.pop(name, None)
@@ -154,19 +158,25 @@ class ShardedOptimizer(ShardedState):
         raise NotImplementedError
 
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
         """Reduce the gradients and clip their global norm, as torch's function would; return the norm from before.
 
         To be called on every rank, after the last backward (and a scaler's `unscale_`); `step` then reduces no more. A
         gradient that is not finite gives such a norm, and `step` refuses it or skips. Raises ValueError for a negative
-        max_norm, RuntimeError if called twice before a step.
+        max_norm and a norm_type other than 2, RuntimeError if called twice before a step and, with error_if_nonfinite,
+        for a norm that is not finite.
         """
-        check_max_norm(max_norm)
+        max_norm = check_max_norm(max_norm, norm_type)
         self.grid.refuse_one_stage("clip_grad_norm_")
         if self._ready is not None:
             raise RuntimeError("the gradients of this step are clipped already; call step() or zero_grad() next.")
-        self.reduce(max_norm if self.max_norm is None else min(max_norm, self.max_norm))
-        return torch.tensor(self.statistics.norm, device=self.grid.device)
+        if self.max_norm is not None:
+            max_norm = min(max_norm, check_max_norm(self.max_norm))
+        with options_on_host(self.param_groups):
+            self.reduce(max_norm)
+        if error_if_nonfinite:
+            refuse_nonfinite_norm(self.statistics.norm)
+        return numbers_on(self.grid.device, [self.statistics.norm], torch.get_default_dtype())[0]
 
     @contextlib.contextmanager
     def overlap_backward(self) -> Iterator[None]:

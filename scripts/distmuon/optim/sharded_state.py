@@ -12,14 +12,23 @@ Of a parameter, a rank keeps what belongs to its piece of n elements; of one tha
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from distmuon.optim.options import check_complete, check_number, check_options, options_of, plain, refuse_unknown
+from distmuon.optim.options import (
+    check_complete,
+    check_flag,
+    check_number,
+    check_options,
+    options_of,
+    plain,
+    refuse_unknown,
+)
 from distmuon.optim.param_groups import refuse_meta
 from distmuon.optim.states import (
     MASTER_WEIGHT,
@@ -36,7 +45,7 @@ from distmuon.sharding.buffers import Piece, ShardedBuffers, specs_of
 from distmuon.sharding.consistency import broadcast_values, check_same, check_values
 from distmuon.sharding.gradients import GradientViews
 from distmuon.sharding.grid import Grid
-from distmuon.sharding.layout import Range, gradient_dtype
+from distmuon.sharding.layout import Range, check_bucket_size, gradient_dtype
 from distmuon.sharding.local_views import Boxes, LocalView, boxes_of_run, everything, over_tp
 from distmuon.sharding.matrices import globalize
 from distmuon.sharding.tensor_parallel import tp_split_dim
@@ -50,13 +59,16 @@ NON_FINITE_CHOICES = get_args(NonFinite)
 class ShardedState(CheckedState):
     """The part of a sharded optimizer that refuses, saves and loads. A subclass sets these attributes."""
 
+    FIXED: ClassVar = ("matrices",)  # by which the map is laid out
+
     grid: Grid
     buffers: ShardedBuffers
     gradient_views: GradientViews
-    steps: int  # updates made so far, skipped steps apart
+    steps: int  # skipped ones apart
     max_norm: float | None
     on_nonfinite: str
     check_every: int
+    overlap_forward: bool
     _options: dict[str, Any]
     _algorithms: list[str]  # of the groups, at construction
     _choices: tuple[tuple[str, str], ...] = ()  # what else ranks are to have alike: (name, value)
@@ -75,6 +87,7 @@ class ShardedState(CheckedState):
                 f"the optimizer has {now} parameter group(s) and had {before} at construction; the virtual map is laid "
                 "out once, so set them back, or make a new optimizer."
             )
+        self._check_settings()
         for group, algorithm in zip(self.param_groups, self._algorithms, strict=True):
             check_complete(group, self.DEFAULTS, type(self).__name__)
             if group["algorithm"] != algorithm:
@@ -90,13 +103,20 @@ class ShardedState(CheckedState):
             name, state = self.buffers.names[piece.index], self.state.get(self.buffers.parameters[piece.index], {})
             check_shapes(name, piece.weight, state, self._rows_kept(piece.index, group_of[piece.index]))
 
-    def _check_arguments(self) -> None:
+    def _check_settings(self) -> None:
+        """Raise ValueError or TypeError for what anyone may set between two steps."""
         if self.on_nonfinite not in NON_FINITE_CHOICES:
             raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}; choose one of {', '.join(NON_FINITE_CHOICES)}.")
         if self.max_norm is not None:
             check_max_norm(self.max_norm)
         if not isinstance(self.check_every, int) or self.check_every < 0:
             raise ValueError(f"check_every is {self.check_every!r}; give a number of steps, or 0 for never.")
+        check_flag("overlap_forward", self.overlap_forward)
+
+    def _check_arguments(self, bucket_size: int, broadcast: bool) -> None:
+        self._check_settings()
+        check_bucket_size(bucket_size)
+        check_flag("broadcast", broadcast)
         refuse_unknown(self._options, options_of(self.DEFAULTS), type(self).__name__)
         refuse_inference_mode()
         self.grid.check_beyond(max_norm=self.max_norm is not None, on_nonfinite=self.on_nonfinite == "skip")
@@ -345,8 +365,22 @@ def refuse_inference_mode() -> None:
         raise RuntimeError("under torch.inference_mode nothing can be trained; use torch.no_grad, or leave it.")
 
 
-def check_max_norm(max_norm: float) -> None:
-    """Raise ValueError for a bound that no norm can keep, TypeError for one that is no number."""
+def check_max_norm(max_norm: float | Tensor, norm_type: float = 2.0) -> float:
+    """Return the bound as a number; raise ValueError for one that no norm can keep or another norm than the 2-norm,
+    TypeError for one that is no number.
+    """
     check_number("max_norm", max_norm)
-    if not max_norm >= 0:
-        raise ValueError(f"max_norm is {max_norm}; give 0 or more, or None to leave gradients as they are.")
+    if not (limit := float(max_norm)) >= 0:
+        raise ValueError(f"max_norm is {limit}; give 0 or more, or None to leave gradients as they are.")
+    if norm_type != 2:
+        raise ValueError(f"norm_type is {norm_type!r}; only the 2-norm is measured over all ranks: leave it out.")
+    return limit
+
+
+def refuse_nonfinite_norm(norm: float) -> None:
+    """Raise RuntimeError, as torch's clipping does where that is asked for, if a norm is infinite or NaN."""
+    if not math.isfinite(norm):
+        raise RuntimeError(
+            f"the norm of all gradients is {norm}, so they cannot be clipped, and nothing has changed; skip this batch "
+            "with zero_grad(), or leave error_if_nonfinite out."
+        )

@@ -38,6 +38,8 @@ class CheckedState(torch.optim.Optimizer):
 
     MADE_BY: ClassVar[str]  # the name in a state of this optimizer
     DEFAULTS: Mapping[str, Any]  # of the options of each algorithm; of one that has a single algorithm, its options
+    FIXED: ClassVar[Sequence[str]] = ()  # options that stay as they are once the optimizer is made
+    steps: int | None = None  # updates made so far, where it counts them beside what is in the state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, and in each group what made it."""

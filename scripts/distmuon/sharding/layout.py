@@ -302,10 +302,18 @@ def plan(specs: Iterable[ParamSpec], dp: int, bucket_size: int = DEFAULT_BUCKET_
     return Layout(specs, dp, buffers)
 
 
+def check_bucket_size(bucket_size: float) -> None:
+    """Raise ValueError unless this is a number of elements: a whole one, or infinity."""
+    is_number = isinstance(bucket_size, int | float) and not isinstance(bucket_size, bool)
+    if not is_number or not bucket_size >= 1 or bucket_size % 1 > 0:
+        raise ValueError(f"bucket_size is {bucket_size!r}; give a whole number of elements, 1 or more.")
+
+
 def by_dtype(specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> dict[str, list[int]]:
     """Return the parameters of each buffer, {dtype: indices}; raise ValueError for what cannot be laid out."""
-    if dp < 1 or bucket_size < 1:
-        raise ValueError(f"dp and bucket_size must be at least 1, got dp={dp} and bucket_size={bucket_size}.")
+    if dp < 1:
+        raise ValueError(f"dp must be at least 1, got dp={dp}.")
+    check_bucket_size(bucket_size)
     families: dict[str, list[int]] = {}
     names: set[str] = set()
     for index, spec in enumerate(specs):

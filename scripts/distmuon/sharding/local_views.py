@@ -7,8 +7,8 @@
 A flat run is no rectangle, but a few: the end of a row, whole rows, the beginning of a row. Each is contiguous in the
 run, so it is read, saved and loaded where it lies.
 
-Checkpoints and metrics ask an optimizer for its `local_views()`, and for nothing else of who holds what. So an
-optimizer of your own is saved, loaded on another grid and watched as soon as it has that one method.
+Checkpoints, metrics and QK-Clip ask an optimizer for its `local_views()`, and for nothing else of who holds what. So an
+optimizer of your own is saved, loaded on another grid, watched and clipped as soon as it has that one method.
 """
 
 from __future__ import annotations

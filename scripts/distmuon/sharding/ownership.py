@@ -115,12 +115,18 @@ def owners_of(layout: Layout, costs: Mapping[int, float], tp: int) -> dict[int, 
     return found
 
 
-def padding_warning(layout: Layout) -> str | None:
-    """Return what to tell a user whose ranks keep much padding; None where it is little, in share or in bytes."""
+def padding_bytes(layout: Layout) -> int:
+    """Return the bytes of weights and gradients that padding takes on every rank."""
     kept = 0
     for bucket in layout.buckets:
         buffer = layout.buffers[bucket.buffer_idx]
         kept += (ITEM_BYTES[buffer.param_dtype] + ITEM_BYTES[buffer.grad_dtype]) * (bucket.padded - bucket.numel)
+    return kept
+
+
+def padding_warning(layout: Layout) -> str | None:
+    """Return what to tell a user whose ranks keep much padding; None where it is little, in share or in bytes."""
+    kept = padding_bytes(layout)
     if layout.padding < MUCH_PADDING or kept < MUCH_BYTES:
         return None
     return (

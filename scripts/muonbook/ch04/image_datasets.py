@@ -41,14 +41,11 @@ class Images(NamedTuple):
 
 class Source(NamedTuple):
     """Where a data set comes from. mirrors: addresses of folders. sums: the SHA-256 of FILES, as many repositories
-    have them. package: where Debian's package puts the same contents, packed anew; packed: the SHA-256 it gives them.
-    """
+    have them."""
 
     title: str
     mirrors: tuple[str, ...]
     sums: tuple[str, ...]
-    package: Path | None = None
-    packed: tuple[str, ...] = ()
 
 
 SOURCES = {
@@ -75,13 +72,6 @@ SOURCES = {
             "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         ),
-        Path("/usr/share/datasets/fashion-mnist"),
-        (
-            "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
-            "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
-            "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
-            "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
-        ),
     ),
 }
 
@@ -90,37 +80,26 @@ def fetch_all(name: str) -> None:
     """Fetch the files that are not here, and print a line for each. Raises UsageError when one does not come."""
     source = SOURCES[name]
     for file, known in zip(FILES, source.sums, strict=True):
-        path = _place(name, file)
-        if path is None:
-            path = FOLDER / name / file
-            download.fetch([f"{mirror}/{file}" for mirror in source.mirrors], path, known)
+        path = FOLDER / name / file
+        download.fetch([f"{mirror}/{file}" for mirror in source.mirrors], path, known)
         print(f"{file}: {path.stat().st_size:,} bytes, checked", flush=True)
 
 
 def missing(name: str) -> str | None:
     """Return None if the data are here and checked, or one sentence that says what is not, and how to get it."""
-    for file in FILES:
-        if _place(name, file) is None:
-            why = "is not the file known, its SHA-256 differs" if (FOLDER / name / file).exists() else "is missing"
+    for file, known in zip(FILES, SOURCES[name].sums, strict=True):
+        if not download.is_whole(path := FOLDER / name / file, known):
+            why = "is not the file known, its SHA-256 differs" if path.exists() else "is missing"
             return f"{SOURCES[name].title} is not here (data/{name}/{file} {why}); get it: {COMMAND.format(name)}"
     return None
 
 
 def load(name: str) -> Images:
     """Return "mnist" or "fashion", every byte checked. Raises UsageError, with the command that fetches it."""
-    paths = [path for file in FILES if (path := _place(name, file))]
-    if len(paths) < len(FILES):
-        raise UsageError(str(missing(name)))
-    contents = [torch.frombuffer(bytearray(gzip.decompress(path.read_bytes())), dtype=torch.uint8) for path in paths]
+    if said := missing(name):
+        raise UsageError(said)
+    packed = [(FOLDER / name / file).read_bytes() for file in FILES]
+    contents = [torch.frombuffer(bytearray(gzip.decompress(content)), dtype=torch.uint8) for content in packed]
     images = [content[16:].view(-1, PIXELS) for content in contents[::2]]  # behind 4 bytes, and 4 for each size
     labels = [content[8:].long() for content in contents[1::2]]
     return Images(images[0], labels[0], images[1], labels[1])
-
-
-def _place(name: str, file: str) -> Path | None:
-    """Return where this file lies with a sum that is known, or None."""
-    source, at = SOURCES[name], FILES.index(file)
-    for folder, sums in ((FOLDER / name, source.sums), (source.package, source.packed)):
-        if folder and download.is_whole(folder / file, sums[at]):
-            return folder / file
-    return None

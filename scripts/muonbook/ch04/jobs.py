@@ -1,4 +1,4 @@
-"""What chapter 4's worker can be asked for: each job runs on every rank, prints, and returns what is stored.
+"""What chapter 4's worker can be asked for: each job runs on every rank, and returns what is stored. A race prints it.
 
 `sum_up` measures nothing: it takes the few numbers that the claims page quotes from what is stored.
 """
@@ -14,7 +14,6 @@ import torch
 
 from distmuon.launch import World
 from muonbook.ch04 import image_datasets, originals, studies, sweep, tables, writing
-from muonbook.ch04.search_space import RACERS
 from muonbook.ch04.tasks import TASKS, LearningTask
 from muonbook.measure import results
 
@@ -67,8 +66,6 @@ def time_steps(world: World, arguments: Arguments) -> dict[str, Any]:
             world.say(missing)
             continue
         found[name] = sweep.times(TASKS[name], tables.stored_settings(name))
-        over = ", ".join(f"{RACERS[one].title} {spread['median']:.2f}" for one, spread in found[name].items())
-        world.say(f"{name}, time of a step over AdamW's: {over}")
     return found
 
 
@@ -84,24 +81,19 @@ def study(world: World, arguments: Arguments) -> dict[str, Any]:
     best, found = tables.stored_settings("language"), dict[str, Any]()
     for name in arguments.study:
         found[name] = studies.STUDIES[name](world, best, study_size(arguments))
-        world.say("\n".join(tables.change_lines({name: found[name]})))
     return {"best": {name: asdict(setting) for name, setting in best.items()}} | found
 
 
 def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
     """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
     blockings = studies.BLOCKINGS[:3] if arguments.quick else studies.BLOCKINGS
-    found = studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), blockings)
-    world.say("\n".join(tables.block_lines(found)))
-    return found
+    return studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), blockings)
 
 
 def let_write(world: World, arguments: Arguments) -> dict[str, Any]:
     """Let the race's three models write, after more and more steps."""
     task, seeds = shortened(TASKS["language"], arguments), sweep.RACE_SEEDS[: arguments.seeds]
-    found = writing.measure(world, task, tables.stored_settings("language"), seeds)
-    world.say("\n".join(writing.lines(found)))
-    return found
+    return writing.measure(world, task, tables.stored_settings("language"), seeds)
 
 
 def sum_up(world: World, arguments: Arguments) -> dict[str, Any]:

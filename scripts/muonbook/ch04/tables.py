@@ -134,16 +134,6 @@ def change_lines(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def block_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the gap of every way to cut matrices into blocks, and by how much it exceeds that of whole matrices."""
-    lines = [f"{'blocks':>6}{'whole every':>13}{'gap':>9}{'more than whole':>17}   larger on"]
-    for row in found["rows"]:
-        gap, more = median(row["gaps"]), median(row["more_than_whole"])
-        seeds = f"{row['worse']} of {len(row['gaps'])}" + (", claimed" if row["claimed"] else "")
-        lines.append(f"{row['blocks']:6}{row['whole_every']:13}{gap:9.3f}{more:17.3f}   {seeds}")
-    return lines
-
-
 def to_reach(race: Race, name: str = "muon", against: str = "adamw") -> dict[str, Any]:
     """Return which share of the steps and operations of `against` takes `name` to its final median gap; None: never.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from distmuon.launch import World
 from distmuon.models.language import Language, spell
-from muonbook.ch04.search_space import RACERS, Setting
+from muonbook.ch04.search_space import Setting
 from muonbook.ch04.sweep import shared_out
 from muonbook.ch04.tasks import CONTEXT, LearningTask
 from muonbook.ch04.training import train
@@ -82,15 +81,3 @@ def measure(world: World, task: LearningTask, settings: Mapping[str, Setting], s
         (texts, first), *others = (next(found) for _ in seeds)
         writers[name] = {"texts": texts, "shares": [first, *(shares for _, shares in others)]}
     return {"seeds": list(seeds), "steps": looks, "lexicon": list(Language.of(seeds[0]).words), "writers": writers}
-
-
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the median share of letters in words that exist, for every optimizer, after more and more steps."""
-    table = [
-        f"letters in words that exist, median of {len(found['seeds'])} seeds, after so many steps:",
-        "".join(f"{steps:6}" for steps in found["steps"]),
-    ]
-    for name, writer in found["writers"].items():
-        looks = zip(*writer["shares"], strict=True)
-        table.append(f"{''.join(f'{median(shares):6.0%}' for shares in looks)}  {RACERS[name].title}")
-    return table

@@ -22,7 +22,6 @@ from muonbook.figures.style import box, card, dp_colour, hatch_on, ink_on, mix, 
 # from its left. n - 1 moves add (reduce-scatter), n - 1 more pass finished sums on (all-gather). Source: Patarasuk and
 # Yuan (2009); rank r begins with chunk r, as in the `puzzle`.
 
-MOST = 4  # ranks whose chunks fit on the card
 CELL, TALL, EDGE, HEAD = 20.0, 29.0, 4.0, 18.0  # of a chunk; around a rank's chunks, and for its name above them
 ACROSS, DOWN = 112.0, 98.0  # the ring's half axes
 Held = tuple[tuple[frozenset[int], ...], ...]  # rank, chunk -> the ranks whose values are in it
@@ -60,10 +59,7 @@ def frames_of_ring(n: int, payload: int) -> list[Frame]:
     """Return a ring all-reduce among n ranks, frame by frame: the start, every move, and a rest after each half.
 
     payload: bytes of the tensor that each rank brings; captions count what a rank has sent of it.
-    Raises ValueError for less than 2 ranks or more than 4.
     """
-    if not 2 <= n <= MOST:
-        raise ValueError(f"a ring of {n} ranks: from 2 to {MOST} fit on the card.")
     states, moves = ring_states(n), n - 1
     start = f"{n} ranks have a tensor of {n} chunks each, and need the sum of all."
     half = "Half of the moves are done, and each rank has one finished sum."
@@ -227,8 +223,6 @@ def _draw(title: str, moves: Sequence[Move], done: bool) -> Figure:
     most = max(len(move[when]) for move in moves for when in ("before", "after"))
     share = (WIDTH - 2 * MARGIN - APART * (ranks - 1)) / ranks
     across = share / most
-    if across < 19:
-        raise ValueError(f"{ranks} tensors of {most} elements do not fit beside each other on a card.")
     shared = len(moves[0]["origins"][0]) > 1 and all(move["origins"] == moves[0]["origins"] for move in moves)
 
     def middle(rank: int) -> float:

@@ -25,6 +25,7 @@ from distmuon.verify.problem import train_on_grid
 from muonbook.certified import on_digits
 from muonbook.jobs import machine, plural, progress
 
+LITTLE = 0.001  # of the parameters: padding below it is told in elements alone
 LINE = 92  # characters of a printed line: more are cut off in the book
 
 
@@ -194,11 +195,12 @@ def map_in_words(layout: Layout, tp: int) -> str:
     straddling = sum(len(layout.owners(bucket, i)) > 1 for bucket in layout.buckets for i in bucket.params)
     sizes = ", ".join(f"{bucket.padded:,}" for bucket in layout.buckets)
     where = f" on each of {tp} TP ranks" if tp > 1 else ""
+    share = f" ({layout.padding:.1%})" if layout.padding > LITTLE else ""
     shards = f"is cut into {layout.dp} shards" if layout.dp > 1 else "is one shard"
     sentences = [
         f"{plural(len(layout.specs), 'parameter')} of {numel:,} elements{where},",
         f"laid out in {plural(len(layout.buffers), 'buffer')} and {plural(len(layout.buckets), 'bucket')} of {sizes};",
-        f"each bucket {shards}, with {plural(padding, 'element')} of padding in all.",
+        f"each bucket {shards}, with {plural(padding, 'element')} of padding in all{share}.",
         f"Straddling a shard boundary: {plural(straddling, 'parameter') if straddling else 'no parameter'}.",
     ]
     return " ".join(sentences)

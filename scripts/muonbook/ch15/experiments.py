@@ -86,15 +86,10 @@ class Repeats(NamedTuple):
 
 
 def repeats(model: str, dp: int, tp: int, matrix: str, algorithms: Sequence[str]) -> list[Repeats]:
-    """Lay a model out by some of `ALGORITHMS` and look one of its matrices up.
-
-    Raises ValueError, naming the matrix, where Muon has none of that name.
-    """
+    """Lay a model out by some of `ALGORITHMS` and look one of its matrices up."""
     specs, indices = specs_of(MODELS[model], tp)
-    named = [index for index in indices if specs[index].name == matrix]
-    if not named:
-        raise ValueError(f"Muon has no matrix {matrix!r} in {model}; its first is {specs[min(indices)].name!r}.")
-    return [_repeats(name, specs, indices, dp, tp, named[0]) for name in algorithms]
+    (named,) = (index for index in indices if specs[index].name == matrix)
+    return [_repeats(name, specs, indices, dp, tp, named) for name in algorithms]
 
 
 def _repeats(name: str, specs: Sequence[ParamSpec], indices: frozenset[int], dp: int, tp: int, index: int) -> Repeats:

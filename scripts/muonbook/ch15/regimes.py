@@ -36,13 +36,8 @@ SKEW = {name: SizedBaseline(name) for name in (*MUON_LAYOUTS, "zero1", "ddp")}
 LINKS = SKEW | {"zero1_small": SizedBaseline("zero1", 1 << 15)}
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    """Return all that is measured; "links" is None where ranks may have no networks of their own."""
-    obstacle = network_emulation.why_unavailable()
-    if obstacle is None:
-        network_emulation.setup_bridge()  # before torch is imported
-    else:
-        print(f"Links are left out: {obstacle}")
+def measure(quick: bool, obstacle: str | None) -> dict[str, Any]:
+    """Return all that is measured. obstacle: why ranks have no networks of their own, and "links" is None; or None."""
     rounds = 1 if quick else 8
     share = measure_share(2, 1024) if quick else measure_share(rounds)
     skew = measure_skew(rounds, GRIDS[::2] if quick else GRIDS)

@@ -130,7 +130,7 @@ def laid_out(model: str, dp: int, tp: int, algorithm: Algorithm, recompute: bool
     """Return a model on a grid by one algorithm. Raises ValueError for a T that the model cannot take."""
     shape = MODELS[model]
     (whole,) = stages(shape, 1, 1)
-    setting = WorldSetting(shape, Degrees(dp, tp), recompute=recompute)
+    setting = WorldSetting(shape, Degrees(dp, tp), recompute=recompute).by(algorithm)
     return StagePlan(setting, whole, {"": algorithm.lay_out(*specs_of(shape, tp), dp, tp)})
 
 

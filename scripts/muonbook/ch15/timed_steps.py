@@ -154,8 +154,7 @@ def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> 
 
     What torch's DDP adds to a step is its all-reduce: without communication, it is the bare model.
     """
-    if grid.tp.size != 1:
-        raise ValueError(f"T is {grid.tp.size}; only DP falls silent, so take T = 1.")
+    assert grid.tp.size == 1, "only DP falls silent"
     silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
     timed = RUNNABLE[name]
     dp = Group("dp") if timed.ddp_alone else silent

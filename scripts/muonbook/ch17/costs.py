@@ -40,7 +40,7 @@ MESHES: dict[str, dict[str, Any]] = {  # on 4 ranks
 WIDTHS, SAVED, LAYERS = (128, 256, 512), (256, 1024), 4
 
 
-def take(quick: bool) -> dict[str, Any]:
+def measure(quick: bool) -> dict[str, Any]:
     """Return everything, as it is stored."""
     rounds = 3 if quick else 20
     found: dict[str, Any] = {"race": {}}
@@ -68,20 +68,6 @@ def race_lines(found: dict[str, Any]) -> list[str]:
     table = [f"{'a step of MuonW / torch.optim.Muon':32s}" + "".join(f"{f'width {width:,}':>20s}" for width in widths)]
     for name, races in found["race"].items():
         table.append(f"  {name:30s}" + "".join(f"{_shown(race['ratio']):>20s}" for race in races))
-    return table
-
-
-def lines(found: dict[str, Any]) -> list[str]:
-    """Return all results but the logits as tables, medians with quartiles."""
-    table = race_lines(found)
-    table.append("async_save / save: how long training waits")
-    for row in found["save"]:
-        size = f"{row['parameter_bytes_of_a_rank'] / 1e6:.0f} MB of parameters on a rank"
-        table.append(f"  {size:30s}{_shown(row['blocked']):>20s}")
-    table.append("what a step that Metrics observes takes longer, as a share of one that it does not")
-    for row in found["watch"]:
-        who = f"{row['optimizer']} on {row['ranks']} rank{'s' * (row['ranks'] > 1)}"
-        table.append(f"  {who:30s}{_shown(row['observed']):>20s}")
     return table
 
 

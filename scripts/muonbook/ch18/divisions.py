@@ -25,18 +25,6 @@ def survey(quick: bool = False) -> dict[str, Any]:
     return {"worlds": worlds, "sizes": [_best(ranks) for ranks in (SIZES[-1:] if quick else SIZES)]}
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """Return the survey in a line for each world."""
-    told = []
-    for world in found["worlds"]:
-        fitting = [row for row in world["divisions"] if row["bytes"] <= world["room"]]
-        told.append(f"{world['title']}, {world['ranks']:,} ranks: {len(fitting)} of {len(world['divisions'])} fit")
-    for size in found["sizes"]:
-        best = f"{size['degrees']}, {size['step_seconds']:.3g} s" if size["degrees"] else "nothing fits"
-        told.append(f"{size['title']}, {size['ranks']:,} ranks: {best}")
-    return told
-
-
 def _divided(model: str, ranks: int) -> dict[str, Any]:
     """Return every division without sequence parallelism, so that memory is scarce and the puzzle is one."""
     setting = WorldSetting(find_shape(model), Degrees(0))

@@ -11,7 +11,6 @@ import gc
 import os
 import random
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,15 +128,3 @@ def _growth(name: str, found: list[Footprint]) -> dict[str, Any]:
     if last.files > first.files or last.memory > GROWTH * first.memory:
         raise WorldError(f"{name}: from {first} to {last}; something is not given back.", None)
     return {"first": first._asdict(), "last": last._asdict()}
-
-
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield a soak's result in words."""
-    plan = Soak(**found["plan"])
-    yield f"{plan.steps:,} steps of {plan.ranks} ranks; {len(found['kills'])} times one of them was killed:"
-    yield f"  {found['lost']} steps were made twice, with a checkpoint every {plan.save}; none was lost for good"
-    yield f"  the end is that of the undisturbed run, {found['end']}: loss {found['loss']:.3f}"
-    for name, grown in found["growth"].items():
-        first, last = (Footprint(**grown[when]) for when in ("first", "last"))
-        held = f"{first.memory:.0f} MB and {first.files} open files, then {last.memory:.0f} and {last.files}"
-        yield f"  {name}: {held}"

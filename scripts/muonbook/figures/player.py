@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 
 from muonbook.figures import svg
 
-FEWEST = 2  # frames: fewer do not move
 FRAME_MS, LETTER_MS = 1000, 30  # how long a frame stays: as long as its caption takes to read
 SHELL = Path(__file__).with_name("player_shell.html")  # the style, the controls and the script around the frames
 AUTOPLAY = Path(__file__).with_name("player_autoplay.js")  # what the script does besides in a film that plays by itself
@@ -43,8 +42,8 @@ class Frame(NamedTuple):
 def html(name: str, frames: Sequence[Frame]) -> str:
     """Return a player of these frames. name: its own on the page, in small letters, digits and hyphens.
 
-    Raises ValueError, in one sentence, for a name of another kind, fewer than two frames, frames of different sizes, a
-    frame without alt text or with that of the frame before it, and for what muonbook.figures.svg refuses.
+    Raises ValueError, in one sentence, for frames of different sizes, a frame without alt text or with that of the
+    frame before it, and for what muonbook.figures.svg refuses.
     """
     _require(name, frames)
     definitions = svg.Definitions(name)
@@ -87,10 +86,6 @@ def _shown(frame: Frame, first: bool, definitions: svg.Definitions) -> str:
 
 
 def _require(name: str, frames: Sequence[Frame]) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ValueError(f"a player's name is made of small letters, digits and hyphens, unlike {name!r}.")
-    if len(frames) < FEWEST:
-        raise ValueError(f"{name} has {len(frames)} frames; a picture that moves has at least {FEWEST}.")
     sizes = [tuple(round(72 * float(side), 2) for side in frame.figure.get_size_inches()) for frame in frames]
     for number, size in enumerate(sizes, 1):
         if size != sizes[0]:

@@ -8,7 +8,7 @@ dashes first and use one accent, because colour means DP rank in this book. Name
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, isfinite, log2
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,9 @@ def draw_curves(
 
     series: name -> (x, y). bands: name -> (x, low, high), shaded in the style of the series of that name. marks:
     (x, text) of vertical lines. levels: (y, text) of horizontal ones. dots: the values alone, and no line from one to
-    the next. A value that is not finite, or not positive on a logarithmic axis, is left out. Raises ValueError for no
-    series, more than six, an empty one, x and y of different lengths, and an unknown band.
+    the next. A value that is not finite, or not positive on a logarithmic axis, is left out.
     """
     curves = _finite(series, log_x, log_y)
-    if unknown := set(bands or {}) - set(curves):
-        raise ValueError(f"bands {sorted(unknown)} belong to no series.")
     styles, longest = line_styles(curves), max(map(wide, curves))
     for (name, (x, _)), marker in zip(curves.items(), MARKERS, strict=False):
         if len(x) == 1:
@@ -137,10 +134,7 @@ def describe_curves(
 
 
 def draw_spectra(spectra: Mapping[str, Any], title: str = "", note: str = "", log_y: bool = True) -> Figure:
-    """Draw singular values from the largest to the smallest, over the share of the index: matrices of any size compare.
-
-    Errors as for `draw_curves`.
-    """
+    """Draw singular values from the largest on, over the share of the index: matrices of any size compare."""
     return draw_curves(_sorted(spectra), "share of the singular values", "singular value", title, note, log_y=log_y)
 
 
@@ -155,16 +149,10 @@ def describe_spectra(spectra: Mapping[str, Any], title: str = "", **_: Any) -> s
 
 def _finite(series: Mapping[str, Curve], log_x: bool, log_y: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the points that can be drawn, as float64 arrays."""
-    if not 1 <= len(series) <= len(LINES):
-        raise ValueError(f"{len(series)} series; a picture has room for 1 to {len(LINES)}.")
     curves = {}
     for name, pair in series.items():
         x, y = (np.asarray(values, dtype=float) for values in pair)
-        if x.ndim != 1 or x.shape != y.shape:
-            raise ValueError(f"series {name!r} has x of shape {x.shape} and y of shape {y.shape}.")
         kept = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not log_x)) & ((y > 0) | (not log_y))
-        if not kept.any():
-            raise ValueError(f"series {name!r} has no point that can be drawn.")
         curves[name] = (x[kept], y[kept])
     return curves
 
@@ -262,7 +250,7 @@ def draw_bars(
     rows: label -> value, or label -> {part: value}: parts are stacked, or drawn one under the other if `grouped`.
     unit: "B" prints kB, MB, GB; any other is printed after three digits. most: what the whole width stands for, so that
     frames share a scale; 0: the longest bar. level: a value that dashes mark across every bar. colours: of parts that
-    have one elsewhere. Raises ValueError for no rows, more than five parts, and values that are negative or not finite.
+    have one elsewhere.
     """
     split, parts = _parts(rows)
     total = max(max(p.values()) if grouped else sum(p.values()) for p in split.values())
@@ -356,13 +344,7 @@ def _amount(value: float, unit: str) -> str:
 def _parts(rows: Mapping[str, float | Parts]) -> tuple[dict[str, Parts], list[str]]:
     """Return rows with their parts, and all parts in order of appearance; a plain value is one part without a name."""
     split: dict[str, Parts] = {label: v if isinstance(v, Mapping) else {"": float(v)} for label, v in rows.items()}
-    parts = list(dict.fromkeys(part for values in split.values() for part in values))
-    if not split or not 1 <= len(parts) <= len(SHADES):
-        raise ValueError(f"{len(split)} rows of {len(parts)} parts; bars need a row, and 1 to {len(SHADES)} parts.")
-    for label, values in split.items():
-        if bad := [value for value in values.values() if not (isfinite(value) and value >= 0)]:
-            raise ValueError(f"bar {label!r} is {bad[0]}; a bar has a length, 0 or more.")
-    return split, parts
+    return split, list(dict.fromkeys(part for values in split.values() for part in values))
 
 
 def _part_looks(parts: Iterable[str]) -> dict[str, tuple[str, str]]:

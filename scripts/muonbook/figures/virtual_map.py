@@ -30,7 +30,7 @@ def draw_map(layout: Layout, tp: int = 1, title: str | None = None) -> Figure:
 
     A bucket that would be a sliver is stretched, and a bar over it has its true length.
     tp: T. Every TP rank holds the same map with its own slice: one hatched row of each strip, up to eight.
-    Raises ValueError for an empty layout, more than 60 buckets, and a `tp` below 1.
+    Raises ValueError for an empty layout and more than 60 buckets.
     """
     title = title or f"The virtual map: {layout.dp} DP × {tp} TP"
     return page([text_block(title, TITLE), *map_blocks(layout, tp)])
@@ -62,8 +62,6 @@ def map_blocks(layout: Layout, tp: int) -> list[Block]:
         raise ValueError("this layout holds no elements, so there is nothing to draw.")
     if len(layout.buckets) > MAX_STRIPS:
         raise ValueError(f"{len(layout.buckets)} buckets do not fit a page of {MAX_STRIPS}; use a larger bucket_size.")
-    if tp < 1:
-        raise ValueError(f"tp={tp}; a grid has 1 TP rank or more.")
     blocks = [text_block(_size(layout, tp))]
     for bucket in layout.buckets:
         if bucket.bucket_idx == 0:

@@ -45,10 +45,13 @@ def made_by() -> dict[str, Any]:
 
 
 def parse(doc: str | None, quick: str) -> argparse.Namespace:
-    """Return the arguments of a tool that only measures: --quick, with this help, and --json FILE, found writable."""
+    """Return the arguments of a tool that only measures: --quick, with this help, and --json FILE, found writable.
+
+    It prints none of its results: they are for the pages.
+    """
     parser = launch.parser(doc)
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--json", metavar="FILE", help="write what was measured to this file")
+    parser.add_argument("--json", metavar="FILE", required=True, help="write what was measured to this file")
     arguments = parser.parse_args()
     launch.check_writable("--json", arguments.json)
     return arguments

@@ -36,11 +36,16 @@ class Algorithm(NamedTuple):
             return Algorithm(TITLES["adamw_fsdp2"], "adamw_fsdp2")
         return Algorithm(TITLES["zero1"], "adamw", "gather_all", self.rule)
 
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether FSDP2 has them, which gathers a layer's for every pass."""
+        return self.optimizer in ("muonw", "adamw_fsdp2")
+
     def lay_out(
         self, specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, micro_batches: float = 1.0
     ) -> Part:
         """Return these TP-local parameters as this algorithm has them on dp ranks. muon: indices of Muon's."""
-        if self.optimizer in ("muonw", "adamw_fsdp2"):
+        if self.shards_parameters:
             units = units_of(specs)
             mine = frozenset(muon if self.optimizer == "muonw" else ())
             return FsdpPart(specs, mine, dp, tp, units, micro_batches)

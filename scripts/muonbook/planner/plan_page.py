@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 
 from distmuon.launch import UsageError, check_known
 from distmuon.optim import strategies
+from distmuon.sharding.ownership import MUCH_PADDING
 from muonbook import jobs
 from muonbook.figures.style import in_bytes
 from muonbook.planner.choices import Compared, Search, compared, search
@@ -16,6 +18,7 @@ from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import OPTIMIZERS, WorldPlan, WorldSetting
 
+LITTLE_PADDING = 0.001  # of parameters and gradients: up to it, padding is not told
 SMALL_SHARE = 0.002  # of a step, or of what is sent: parts below it are told together
 
 
@@ -27,17 +30,19 @@ def plan(arguments: argparse.Namespace) -> None:
 
     Raises UsageError, naming option and remedy, for what cannot be planned.
     """
-    setting, searched = setting_of(arguments), None
-    if setting.degrees.dp:
-        chosen = WorldPlan(setting)
-        print("\n".join(lines(chosen)))
-    else:
-        searched = search(setting, arguments.ranks)
-        chosen = searched.plans[0]
-        print("\n".join(search_lines(searched)))
+    setting = setting_of(arguments)
+    own = strategies.is_file(arguments.strategy)
+    with _strategy_at_fault(arguments.strategy) if own else contextlib.nullcontext():
+        if setting.degrees.dp:
+            plans = [WorldPlan(setting)]
+            told = lines(plans[0])
+        else:
+            searched = search(setting, arguments.ranks)
+            plans, told = searched.plans, search_lines(searched)
+        found = {"plans": [each.as_dict() for each in plans]}
+    print("\n".join(told))
     if arguments.json:
-        plans = searched.plans if searched else [chosen]
-        jobs.write_json(arguments.json, {"plans": [each.as_dict() for each in plans]})
+        jobs.write_json(arguments.json, found)
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -58,11 +63,8 @@ def setting_of(arguments: argparse.Namespace) -> WorldSetting:
     """Return what is asked for; D = 0 where a grid is to be looked for."""
     shape = find_shape(arguments.model)
     check_known(arguments, optimizer=OPTIMIZERS, buckets=BUCKET_RULES, device=DEVICES, fabric=FABRICS)
-    try:
+    with _strategy_at_fault(arguments.strategy):
         strategies.priced(arguments.strategy)
-    except ValueError as error:
-        wrong = strategies.complaint(arguments.strategy) or f"{error}".removesuffix(".")
-        raise UsageError(f"--strategy {arguments.strategy}: {wrong}.") from error
     degrees = _degrees(arguments)
     if arguments.sequence_parallel and degrees.dp and degrees.tp == 1:
         raise UsageError("--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out.")
@@ -70,6 +72,18 @@ def setting_of(arguments: argparse.Namespace) -> WorldSetting:
         shape, degrees, arguments.optimizer, arguments.strategy, arguments.buckets, arguments.tokens,
         DEVICES[arguments.device], FABRICS[arguments.fabric], arguments.recompute, arguments.sequence_parallel,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _strategy_at_fault(name: str) -> Iterator[None]:
+    """Raise UsageError for a ValueError inside, which is the strategy's fault."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        wrong = str(error).removeprefix(f"strategy is {name!r}").lstrip(",; ").removesuffix(".")
+        raise UsageError(f"--strategy {name}: {wrong}.") from error
 
 
 def _degrees(arguments: argparse.Namespace) -> Degrees:
@@ -104,7 +118,11 @@ def _heading(plan: WorldPlan) -> list[str]:
 
 def _place(plan: WorldPlan) -> str:
     shape, degrees = plan.setting.shape, plan.setting.degrees
-    return f"{shape.title}, {_billions(shape.parameters)} parameters, on {degrees.ranks:,} ranks: {degrees}"
+    return f"{shape.title}, {_billions(shape.parameters)} parameters, on {_ranks(degrees.ranks)}: {degrees}"
+
+
+def _ranks(number: int) -> str:
+    return f"{number:,} rank{'s' * (number > 1)}"
 
 
 def _batch(setting: WorldSetting) -> str:
@@ -119,8 +137,11 @@ def _machine(setting: WorldSetting) -> str:
 def _who(setting: WorldSetting) -> str:
     if setting.optimizer == "muonw":
         return "MuonW on FSDP2"
-    name = "ZeRO-1 AdamW" if setting.optimizer == "adamw" else f"Muon, {setting.strategy}"
-    return f"{name}, buckets: {setting.rule}"
+    if setting.optimizer == "adamw":
+        return f"ZeRO-1 AdamW, buckets: {setting.rule}"
+    period = 1 + sum(number for number, _ in strategies.priced(setting.strategy).others)
+    mean = f" (mean of the {period} steps of its default period)" if period > 1 else ""
+    return f"Muon, {setting.strategy}{mean}, buckets: {setting.rule}"
 
 
 def _memory(plan: WorldPlan) -> list[str]:
@@ -128,10 +149,24 @@ def _memory(plan: WorldPlan) -> list[str]:
     room = plan.setting.device.memory_bytes
     verdict = "fits" if plan.fits else "does not fit"
     place = f"stage {stage.weights.numbers[0]}, dp {dp}, tp {tp}"
-    rows = [f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}" for kind, held in plan.held.items() if held]
+    rows = [
+        f"  {kind:<18}{in_bytes(held):>9}{in_bytes(mean[kind]):>9}{_padding(plan) if kind == 'gradients' else ''}"
+        for kind, held in plan.held.items()
+        if held
+    ]
     told = f"{in_bytes(most):>9}{in_bytes(plan.mean_worst):>9}   of {in_bytes(room)}: {verdict}"
     total = f"  {'worst moment':<18}{told}"
     return [f"Memory of the fullest rank ({place}), and on average", *rows, total]
+
+
+def _padding(plan: WorldPlan) -> str:
+    """Return how much of parameters and gradients is padding, as a share of the rest; "" for a little of it."""
+    padding, held = plan.padding_bytes, plan.held["parameters"] + plan.held["gradients"]
+    share = padding / (held - padding)
+    if share <= LITTLE_PADDING:
+        return ""
+    remedy = "; gather_cut, or fewer DP ranks, pad less" if share >= MUCH_PADDING else ""
+    return f"   of both, {in_bytes(padding)} is padding ({share:.1%}){remedy}"
 
 
 def _sent(plan: WorldPlan) -> list[str]:
@@ -167,7 +202,7 @@ def search_lines(found: Search) -> list[str]:
     """Return what fits, quickest first, and the first of it as `lines` has it."""
     first = found.plans[0]
     table = [
-        f"{first.setting.shape.title} on {first.setting.degrees.ranks:,} ranks; {_who(first.setting)}",
+        f"{first.setting.shape.title} on {_ranks(first.setting.degrees.ranks)}; {_who(first.setting)}",
         f"on {_machine(first.setting)}; {first.setting.tokens:,} tokens in a step",
         f"{found.possible} divisions are possible, {found.roomy} have room by rule of thumb; planned, quickest first:",
         "    DP   TP   PP   EP    fullest  seconds   of the peak",

@@ -64,6 +64,7 @@ class PlannedWorld:
     """Parameters on one DP x TP grid under one bucket rule. muon: indices of Muon's matrices in `layout.specs`.
 
     strategy: "gather_all" or "gather_cut" here; `owned_worlds` has "owner", and `priced_worlds` any.
+    Raises ValueError where T is more than 1 and no parameter is cut: those are the specs of one rank, or unmarked.
     """
 
     dp: int
@@ -71,6 +72,13 @@ class PlannedWorld:
     layout: Layout
     muon: frozenset[int]
     strategy: str = "gather_all"
+
+    def __post_init__(self) -> None:
+        if self.tp > 1 and all(spec.tp_split_dim is None for spec in self.layout.specs):
+            raise ValueError(
+                f"tp is {self.tp}, but no parameter says that it is cut over TP, so every rank of a row would hold all "
+                "of them; give TP-local specs with their tp_split_dim, as `Shape.specs(tp)` does, or tp 1."
+            )
 
     @property
     def has_owners(self) -> bool:

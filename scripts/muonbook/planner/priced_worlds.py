@@ -16,7 +16,7 @@ import numpy as np
 
 from distmuon.optim import strategies
 from distmuon.optim.newton_schulz import flops
-from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts
+from distmuon.optim.strategies.costs import PlannedRank, StrategyCosts, Task
 from distmuon.sharding.ledger import Ledger
 from muonbook.planner.cost_model import hops
 from muonbook.planner.planned_worlds import COMPUTE_BYTES, Load, PlannedWorld, undominated
@@ -29,7 +29,8 @@ class PricedWorld(PlannedWorld):
     """A planned world whose strategy's COSTS are asked, about all D x T ranks. Of steps that are not all alike, bytes
     and work are a period's mean.
 
-    Raises ValueError for COSTS that are missing, have no `tasks`, or send among all ranks at once.
+    Raises ValueError for COSTS that are missing, have no `tasks`, send among all ranks at once, or name a parameter or
+    a rank that is not there.
     """
 
     @cached_property
@@ -82,9 +83,23 @@ class PricedWorld(PlannedWorld):
                     loads[place, :2, rank] += calls, traffic.sent_bytes
         assert costs.tasks is not None, "`priced` refuses it"
         for task in costs.tasks(self.layout, self.muon, self.tp):
+            self._check(task)
             place = self.places[self.layout.specs[task.parameter].name]
             loads[place, 2, [d * self.tp + t for d, t in task.ranks]] += task.flops
         return loads, outer
+
+    def _check(self, task: Task) -> None:
+        if task.parameter not in self.muon:
+            raise ValueError(
+                f"strategy is {self.strategy!r}, whose `tasks` name parameter {task.parameter}, which is none of "
+                "Muon's; give indices of `muon`."
+            )
+        for d, t in task.ranks:
+            if not (0 <= d < self.dp and 0 <= t < self.tp):
+                raise ValueError(
+                    f"strategy is {self.strategy!r}, whose `tasks` name the rank (dp {d}, tp {t}) of a grid of "
+                    f"{self.dp} x {self.tp}; ranks count from 0."
+                )
 
     @property
     def has_owners(self) -> bool:

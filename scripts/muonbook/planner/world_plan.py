@@ -22,12 +22,13 @@ import numpy as np
 from distmuon.launch import UsageError
 from distmuon.sharding.layout import ITEM_BYTES, gradient_dtype
 from distmuon.sharding.ledger import ring_bytes
+from distmuon.sharding.ownership import padding_bytes
 from muonbook.planner.algorithms import Algorithm, Part
 from muonbook.planner.cost_model import hops
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
 from muonbook.planner.parts.activations import ACTIVATION_BYTES, StageActivations
-from muonbook.planner.parts.every_rank import Move
+from muonbook.planner.parts.every_rank import Move, Zero1Part
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.stages import Degrees, StageWeights, bubble_share, check_degrees, stages
 
@@ -138,6 +139,11 @@ class StagePlan:
         kept, passes, update = (self._sum(kinds) for kinds in (KEPT, *MOMENTS.values()))
         return kept + np.maximum(passes, update)
 
+    @property
+    def padding_bytes(self) -> int:
+        """What the padding of ZeRO-1's shards takes on every rank, of parameters and gradients."""
+        return sum(padding_bytes(part.world.layout) for part in self.parts.values() if isinstance(part, Zero1Part))
+
     def _sum(self, kinds: Iterable[str]) -> np.ndarray:
         return np.sum([self.memory[kind] for kind in kinds], axis=0)
 
@@ -197,6 +203,8 @@ class StagePlan:
         for (group, move), (messages, amount) in self.passing().items():
             link = links[group]
             found[f"{move} ({group})"] = messages * link.alpha_seconds + amount / link.bytes_per_second
+        if not _algorithm(setting).shards_parameters:
+            return found  # before anything is laid out: a search asks for this of every division
         gathers = [
             part.pass_seconds(fabric.ring(part.dp, tp * dp // part.dp))
             for part in self.parts.values()
@@ -223,8 +231,11 @@ class StagePlan:
 
 def _part(setting: WorldSetting, weights: Sequence[Weight], dp: int) -> Part:
     specs, muon = local_specs(weights, setting.degrees.tp)
-    algorithm = Algorithm("", setting.optimizer, setting.strategy, setting.rule)
-    return algorithm.lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
+    return _algorithm(setting).lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
+
+
+def _algorithm(setting: WorldSetting) -> Algorithm:
+    return Algorithm("", setting.optimizer, setting.strategy, setting.rule)
 
 
 # ---- The whole world ------------------------------------------------------------------------------------------
@@ -275,6 +286,11 @@ class WorldPlan:
     def mean_held(self) -> dict[str, float]:
         """What a rank holds, on average over all, {kind: bytes}."""
         return {kind: self._mean(lambda stage, kind=kind: stage.memory[kind]) for kind in HELD}  # type: ignore[misc]
+
+    @property
+    def padding_bytes(self) -> int:
+        """What padding takes on the fullest rank, of its parameters and gradients."""
+        return self.fullest[0].padding_bytes
 
     @property
     def fits(self) -> bool:
@@ -347,6 +363,7 @@ class WorldPlan:
             "fullest": {"stage": stage.weights.numbers[0], "dp": rank[0], "tp": rank[1], "bytes": round(most)},
             "held": {kind: round(amount) for kind, amount in self.held.items()},
             "held_mean": {kind: round(amount) for kind, amount in self.mean_held.items()},
+            "padding": self.padding_bytes,
             "fits": self.fits,
             "sent": {
                 f"{group}: {move}": {"mean": round(each), "most": round(top)}

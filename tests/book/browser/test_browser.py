@@ -23,7 +23,7 @@ import pytest
 from built_book import ROOT
 from chromium import DESK, PHONE
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from muonbook.figures import style
 from tools import set_address
@@ -142,21 +142,27 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def watch(page: Page, home: str) -> list[str]:
-    """Return a list that fills with whatever a page should not do."""
+    """Return a list that fills with whatever a page should not do, and then the next one in this tab."""
     trouble: list[str] = []
+    begun: set[Request] = set()
+
+    def request(request: Request) -> None:
+        if request.is_navigation_request():
+            begun.clear()  # what the page before has not loaded yet is broken off, and no fault of either
+        begun.add(request)
+        if not request.url.startswith((home, "data:", "blob:")):
+            trouble.append(request.url)
+
     page.on("console", lambda message: trouble.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: trouble.append(str(error)))
-    page.on("requestfailed", lambda request: trouble.append(f"failed: {request.url}"))
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith((home, "data:", "blob:")) else trouble.append(request.url),
-    )
+    page.on("requestfailed", lambda request: trouble.append(f"failed: {request.url}") if request in begun else None)
+    page.on("request", request)
     return trouble
 
 
-def visit(page: Page, url: str, home: str) -> Visit:
-    """Open a page and ask it everything."""
-    trouble = watch(page, home)
+def visit(page: Page, url: str, trouble: list[str]) -> Visit:
+    """Open a page and ask it everything. trouble: what `watch` has returned for this tab."""
+    trouble.clear()
     page.set_viewport_size(DESK)
     page.goto(url, wait_until="load")
     formulas = tuple(page.evaluate(FORMULAS))
@@ -167,7 +173,7 @@ def visit(page: Page, url: str, home: str) -> Visit:
     slabs = page.evaluate(SLABS)
     page.set_viewport_size(PHONE)
     return Visit(
-        trouble,
+        [*trouble],
         prose,
         formulas,
         page.evaluate(TOO_WIDE),
@@ -185,12 +191,12 @@ def visit_all(browser: Browser, folder: Path, home: str) -> dict[str, Visit]:
     """Return what each page of a book did, by its path in the book; the redirect at the root is not a page."""
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.html"))]
     context = chromium.context(browser, color_scheme="light")
+    page = context.new_page()  # one tab for all: each would compile every script anew, which is half of the time
+    trouble = watch(page, home)
     visits = {}
     for name in names:
         if name != "index.html" and not name.startswith("_static/"):
-            page = context.new_page()
-            visits[name] = visit(page, home + name, home)
-            page.close()
+            visits[name] = visit(page, home + name, trouble)
     context.close()
     return visits
 
@@ -411,7 +417,7 @@ def test_a_puzzles_box_works_where_the_browser_stores_nothing(browser: Browser, 
 
 def test_a_page_opened_from_the_disk_is_the_same_page(page: Page, sample: Path) -> None:
     home = sample.as_uri()
-    found = visit(page, f"{home}/{CHAPTER}", home)
+    found = visit(page, f"{home}/{CHAPTER}", watch(page, home))
     assert found.trouble == []
     assert found.formulas[0] == found.formulas[1] > 0
     page.set_viewport_size(DESK)

@@ -35,23 +35,14 @@ CONTENTS = {
 }
 
 
-def sums(contents: dict[str, bytes]) -> tuple[str, ...]:
-    return tuple(hashlib.sha256(content).hexdigest() for content in contents.values())
-
-
-def store(folder: Path, contents: dict[str, bytes]) -> None:
-    folder.mkdir(parents=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make Fashion-MNIST a data set of a few images, which lie at a mirror and not yet in this folder."""
-    store(tmp_path / "mirror", CONTENTS)
-    small = SOURCES["fashion"]._replace(
-        mirrors=((tmp_path / "mirror").as_uri(),), sums=sums(CONTENTS), package=None, packed=()
-    )
+    (tmp_path / "mirror").mkdir()
+    for name, content in CONTENTS.items():
+        (tmp_path / "mirror" / name).write_bytes(content)
+    sums = tuple(hashlib.sha256(content).hexdigest() for content in CONTENTS.values())
+    small = SOURCES["fashion"]._replace(mirrors=((tmp_path / "mirror").as_uri(),), sums=sums)
     monkeypatch.setitem(SOURCES, "fashion", small)
     monkeypatch.setattr(image_datasets, "FOLDER", tmp_path / "data")
     return tmp_path / "data" / "fashion"
@@ -85,21 +76,3 @@ def test_an_altered_or_cut_file_is_never_used_and_fetched_again(home: Path) -> N
         assert str(raised.value) == said
         image_datasets.fetch_all("fashion")
         assert (home / file).read_bytes() == CONTENTS[file]
-
-
-def test_debians_package_is_used_where_it_has_what_is_known(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Debian packs the same contents otherwise; what is wrong there is passed by, and taken from our own folder."""
-    package = tmp_path / "package"
-    repacked = {name: gzip.compress(gzip.decompress(content), 1, mtime=1) for name, content in CONTENTS.items()}
-    store(package, repacked)
-    debian = SOURCES["fashion"]._replace(package=package, packed=sums(repacked), mirrors=())
-    monkeypatch.setitem(SOURCES, "fashion", debian)
-    image_datasets.fetch_all("fashion")
-    assert not home.exists()
-    assert image_datasets.load("fashion").test_labels.tolist() == [7, 2, 1, 0]
-    (package / FILES[3]).write_bytes(CONTENTS[FILES[3]][:-1])
-    assert f"data/fashion/{FILES[3]} is missing" in str(image_datasets.missing("fashion"))
-    store(home, CONTENTS)
-    assert image_datasets.load("fashion").test_labels.tolist() == [7, 2, 1, 0]

@@ -202,9 +202,3 @@ def test_a_ring_reduces_then_gathers_and_every_rank_passes_one_chunk_per_move(n:
     assert finished == [[(rank + 1) % n] for rank in range(n)]  # one each, and no two the same
     assert all(chunk == everyone for held in states[-1].holds for chunk in held)
     assert ring_bytes("all_reduce", n * 8, n) == 8 * (len(states) - 1)
-
-
-@pytest.mark.parametrize("n", [1, figures.MOST + 1])
-def test_a_ring_that_does_not_fit_is_refused(n: int) -> None:
-    with pytest.raises(ValueError, match=f"a ring of {n} ranks"):
-        figures.frames_of_ring(n, 100)

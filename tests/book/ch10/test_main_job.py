@@ -19,7 +19,7 @@ from distmuon.optim import strategies
 from distmuon.sharding import layout
 from distmuon.verify import bounds, training
 from muonbook import jobs
-from muonbook.ch10 import main_job
+from muonbook.ch10 import figures, main_job
 
 JOB = str(worlds.ROOT / "scripts" / "10_dp_tp.py")
 DEMO = (worlds.ROOT / "book" / "demo.md").read_text(encoding="utf-8")
@@ -127,6 +127,25 @@ def test_a_byte_too_many_is_said_and_exits_with_1(monkeypatch: pytest.MonkeyPatc
     assert "counted = predicted" not in ending.out
     assert "luck" not in ending.out  # nothing is rounded to bf16 here
     assert ending.out.splitlines()[-1] == "NOT verified: see FAIL above."
+    quiet = alone("--dtype", "float64", "--quiet")
+    assert quiet == (1, "NOT verified: run again without --quiet to see why.\n", "")
+
+
+def test_quiet_prints_the_verdict_alone() -> None:
+    assert alone("--dtype", "float64", "--quiet") == (0, VERIFIED, "")
+
+
+def test_a_picture_that_cannot_be_drawn_is_said_and_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise launch.OutputError("--figure: the disk is full.")
+
+    monkeypatch.setattr(figures, "save_run", full)
+    files = ["--json", str(tmp_path / "run.json"), "--figure", str(tmp_path / "run.png")]
+    ending = alone("--dtype", "float64", "--quiet", *files)
+    assert ending == (1, VERIFIED, "error: --figure: the disk is full.\n")
+    assert json.loads((tmp_path / "run.json").read_text())["passed"]
 
 
 def test_a_control_that_may_have_been_lucky_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +203,7 @@ def test_only_rank_0_draws_a_progress_bar_and_only_on_a_terminal(
     ("dp", "tp", "says"),
     [
         (4, 2, "2 parameters of 10 elements on each of 2 TP ranks, laid out in 1 buffer and 1 bucket of 12; each "
-               "bucket is cut into 4 shards, with 2 elements of padding in all. "
+               "bucket is cut into 4 shards, with 2 elements of padding in all (20.0%). "
                "Straddling a shard boundary: 1 parameter."),
         (1, 1, "2 parameters of 10 elements, laid out in 1 buffer and 1 bucket of 10; each bucket is one shard, "
                "with 0 elements of padding in all. Straddling a shard boundary: no parameter."),
@@ -210,6 +229,7 @@ def test_the_map_in_words_says_how_many_in_english(dp: int, tp: int, says: str) 
         ("--tp 3", "--tp 3 does not divide the layers' 256 features; choose one of 1, 2, 4, 8, 16, 32, 64, 128, 256."),
         ("--dp 2000", "--dp 2000: there are 1500 digits to share out; choose at most as many ranks."),
         ("--lr -1", "--lr -1: must be a positive number."),
+        ("--backend nccl --dp 8 --tp 32", "--backend nccl "),  # nowhere are there 256 GPUs
         ("--figure run.bmp", "--figure run.bmp: figures are saved as .png or .svg; choose such a name."),
         ("--json {folder}", "--json {folder}: that is a folder; name a file in it."),
         ("--figure {folder}.png/run.png --json {file}", "--figure {folder}.png/run.png: cannot be written (Not a dir"),

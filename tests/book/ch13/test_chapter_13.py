@@ -209,8 +209,6 @@ def test_the_table_is_printed_and_written(tmp_path: Path) -> None:
     [
         (["--shape", "round"], "--shape round: choose one of film, even, tall, odd"),
         (["--dtype", "int8"], "--dtype int8: choose one of"),
-        (["--measure"], "add --json FILE"),
-        (["--quick"], "--quick does nothing by itself; it goes with --measure"),
         (["--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
     ],
 )

@@ -180,9 +180,6 @@ def test_models_that_differ_in_one_bit_are_not_alike() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--measure"], "--measure writes a file; add --json FILE"),
-        (["--measure-gathers"], "--measure-gathers writes a file; add --json FILE"),
-        (["--json", "x.json"], "--json does nothing by itself; it goes with --measure"),
         (["--dp", "1", "--tp", "1"], "one rank sends nothing; choose 2 or more"),
         (["--dp", "1", "--tp", "3"], "--tp 3 does not divide the model's 8 heads"),
         (["--traces", "/proc/nowhere"], "--traces /proc/nowhere/step_adamw.json.gz: cannot be written"),

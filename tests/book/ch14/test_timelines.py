@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from figure_helpers import boxes, texts
 from trace_cases import event, gloo, merged
@@ -119,6 +120,39 @@ def test_a_gather_is_long_by_one_trace_and_short_by_the_other() -> None:
     assert (waited[0], sent[1]) == pytest.approx(unknown)
     assert waited[1] == pytest.approx(sent[0])
     assert tuple(blind.figure.get_size_inches()) == tuple(seen.figure.get_size_inches())
+
+
+def down(figure: Any, gid: str) -> tuple[float, float]:
+    """Return from where to where on the card the one box of this name reaches."""
+    (one,) = boxes(figure, gid)
+    return one.get_y(), one.get_y() + one.get_height()
+
+
+def test_words_lead_to_the_strips_of_the_rank_that_they_speak_of() -> None:
+    """A bracket's sides go down to them, and a frame goes around them and around no other rank's."""
+    _, seen = figures.frames_of_waiting(a_step())
+    lines = [line.get_xydata() for line in seen.figure.axes[0].lines]
+    for words, rank in (("rank 0 waits", 0), ("rank 1 has come", 1)):
+        (frame,) = boxes(seen.figure, f"callout-{words}")
+        top, bottom = down(seen.figure, f"callout-{words}")
+        strips = [down(seen.figure, f"timeline-Muon, gather all, bucketed-{n}-transfer") for n in (0, 1)]
+        inside = [top <= start and end <= bottom for start, end in strips]
+        assert inside == [n == rank for n in (0, 1)]
+        for side in (frame.get_x(), frame.get_x() + frame.get_width()):
+            assert any(np.allclose(line[:, 0], side) and top < line[-1, 1] < bottom for line in lines)
+
+
+def test_a_stem_stands_on_the_middle_of_its_bracket() -> None:
+    step = a_step()
+    figure = draw_timeline({"one": step}, WHOLE, callouts={"one": figures.of_adamw(step)})
+    lines = [line.get_xydata() for line in figure.axes[0].lines]
+    brackets = [line for line in lines if len(line) == 4]
+    assert len(brackets) == 3
+    for bracket in brackets:
+        middle, high = (bracket[0, 0] + bracket[-1, 0]) / 2, bracket[1, 1]
+        assert any(
+            np.allclose(line[:, 0], middle) and np.isclose(line[-1, 1], high) for line in lines if len(line) == 2
+        )
 
 
 def test_a_step_of_adamw_and_one_of_muon_are_drawn_on_one_scale() -> None:

@@ -95,10 +95,3 @@ def test_a_step_without_communication_sends_nothing_and_stays_finite(name: str) 
     for _ in range(2):
         trainer.step((ids, ids))
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
-
-
-def test_only_dp_falls_silent() -> None:
-    alone = Grid.alone()
-    cut = Grid(alone.dp, GroupWithoutCommunication("tp", 2), alone.world, alone.device, alone.ledger)
-    with pytest.raises(ValueError, match="T is 2"):
-        trainer_without_communication("muon", SHAPES["even"], cut)

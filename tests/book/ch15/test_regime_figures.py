@@ -36,8 +36,3 @@ def test_on_a_small_grid_columns_are_the_owners_of_the_map() -> None:
         (bucket,) = (bucket for bucket in layout.buckets if index in bucket.params)
         first, *_ = repeats("gpt2", 4, 2, specs[index].name, SHOWN)
         assert np.flatnonzero(first.busy.any(axis=0)).tolist() == list(layout.owners(bucket, index))
-
-
-def test_a_matrix_that_muon_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no matrix 'embedding' in gpt2; its first is"):
-        repeats("gpt2", 4, 2, "embedding", SHOWN)

@@ -76,9 +76,10 @@ def test_every_world_was_surveyed_by_every_algorithm(stored: dict[str, Any]) -> 
         assert {(cell["model"], cell["ranks"]) for cell in cells} == every
 
 
-def test_the_worker_plans_worlds_and_starts_no_process(tmp_path: Path) -> None:
+def test_worlds_are_planned_as_make_bench_asks_for_it(tmp_path: Path) -> None:
     out = tmp_path / "new" / "worlds.json"
-    ending = worlds.finish(str(worlds.ROOT / "scripts" / "15_regimes.py"), "--worlds", "--quick", "--json", str(out))
+    tools = str(worlds.ROOT / "scripts" / "tools")
+    ending = worlds.finish(tools, "measure", "worlds", "--quick", "--json", str(out))
     assert (ending.code, ending.err) == (0, "")
     quick = json.loads(out.read_text())
     assert quick["verdict"]["bucketed"]["with_a_choice"] > 0

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import race_workers
 import stored_pages
-import worlds
 
 from distmuon import launch
 from distmuon.optim.strategies.gather_all import GatherAll
@@ -18,25 +17,17 @@ from distmuon.optim.strategies.owner import OneOwner
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from muonbook import peers
-from muonbook.ch16.race import four_ranks, tables
+from muonbook.ch16.race import four_ranks, step_race, tables
 from muonbook.measure import results
 from muonbook.measure.workload import SHAPES
 
-WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
 FOLDER = os.environ.get("PEERS")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--measure"], "add --json FILE"),
-        (["--measure", "--json", "x.json", "--peers", "/nowhere"], "--peers /nowhere: there is no such folder"),
-    ],
-)
-def test_what_does_not_fit_is_answered_in_a_sentence(arguments: list[str], words: str) -> None:
-    ending = worlds.answer(WORKER, *arguments)
-    assert ending.code == 2
-    assert words in ending.err
+def test_a_folder_of_others_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERS", "/nowhere")
+    with pytest.raises(launch.UsageError, match="PEERS=/nowhere: there is no such folder; clone"):
+        step_race.measure(quick=True)
 
 
 # ---- Everybody --------------------------------------------------------------------------------------------

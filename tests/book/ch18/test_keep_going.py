@@ -140,6 +140,9 @@ def test_asked_to_stop_or_killed_it_lets_the_command_save(tmp_path: Path, number
         (["--", "/no/such/program"], "error: /no/such/program: cannot be started (No such file or directory); name a"),
         (["--tries", "0", "--", "true"], "error: --tries 0: must be from 1 to 1,000,000."),
         (["--linger", "nan", "--", "true"], "error: --linger nan: must be from 1 to 86,400."),
+        (["--until", "", "--", "true"], "error: --until '': an empty path; name one, or leave it out."),
+        (["--progress", "", "--", "true"], "error: --progress '': an empty path; name one, or leave it out."),
+        (["--progress", __file__, "--", "true"], f"error: --progress {__file__}: that is a file; name the folder of"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(words: list[str], says: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ def test_a_short_soak_ends_at_the_undisturbed_loss_and_leaks_nothing(tmp_path: P
     assert found["end"] == soak.SAME
     for grown in found["growth"].values():
         assert grown["last"]["files"] <= grown["first"]["files"]
-    assert re.search(r"^60 steps of 2 ranks; 3 times one of them was killed:$", ending.out, re.M)
 
 
 def test_the_stored_soak_is_the_long_one() -> None:

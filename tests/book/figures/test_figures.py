@@ -102,17 +102,16 @@ def test_every_element_is_drawn_once_in_its_owners_colour(layout: Layout, tp: in
 
 
 @pytest.mark.parametrize(
-    ("layout", "options", "message"),
+    ("layout", "message"),
     [
-        (plan([], 2), {}, "no elements"),
-        (plan([ParamSpec("none", (0,), "float32")], 2), {}, "no elements"),
-        (plan(specs(*[4] * 61), 2, bucket_size=1), {}, "61 buckets"),
-        (plan(specs(4), 2), {"tp": 0}, "tp=0"),
+        (plan([], 2), "no elements"),
+        (plan([ParamSpec("none", (0,), "float32")], 2), "no elements"),
+        (plan(specs(*[4] * 61), 2, bucket_size=1), "61 buckets"),
     ],
 )
-def test_a_map_that_cannot_be_drawn_says_why(layout: Layout, options: dict[str, Any], message: str) -> None:
+def test_a_map_that_cannot_be_drawn_says_why(layout: Layout, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        virtual_map.draw_map(layout, **options)
+        virtual_map.draw_map(layout)
 
 
 # The run

@@ -53,15 +53,6 @@ def test_the_published_interval_is_the_range_of_s_where_only_what_is_cut_travels
     assert {formulas.ratio("owner", dp, 1, 4, 4, 2, s) for s in (1, dp)} == {1}
 
 
-def test_what_has_no_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="AdamW sends nothing"):
-        formulas.ratio("gather_all", 1, 8, 4, 4, 2, 1)
-    with pytest.raises(ValueError, match="strategy is 'blockwise', without a closed formula; choose one of gather_all"):
-        formulas.momentum_sent("blockwise", 2, 1, 1)
-    with pytest.raises(ValueError, match="no parameter of this map goes to Muon"):
-        formulas.mean_owners(plan([ParamSpec("w", (4, 4), "float32")], 2), [])
-
-
 def test_a_matrix_alone_in_its_bucket_is_touched_by_all() -> None:
     layout, muon, _ = replace(SHAPES["even"], bucket_size=1).plan(4, 2)
     assert formulas.mean_owners(layout, muon) == 4

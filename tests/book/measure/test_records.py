@@ -3,9 +3,11 @@
 import gzip
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +33,36 @@ def no_history(name: str) -> str | None:
     if shallow.stdout.strip() == "true":
         return "this clone is shallow: it has not the history that a commit could be in; git fetch --unshallow"
     log = git("log", "--max-count=1", "--format=%H %P", "--", f"book/results/{name}").stdout.split()
-    if len(log) < 2:  # no commit at all, or one without a parent
+    if not log:
+        return "no commit has this file: it is not committed yet, or an archive lies in somebody else's clone"
+    if len(log) == 1:  # a commit without a parent
         return "this history begins with the file, as a squashed one does: it has nothing of what was before"
     return None
+
+
+def commit_all(folder: Path) -> None:
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all", "--allow-empty"]):
+        author = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *author, *words], cwd=folder, check=True)
+
+
+def test_a_commit_is_looked_up_wherever_it_could_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in an archive, nor in one in somebody's clone, in a squashed history, or in a shallow clone of a whole."""
+    (tmp_path / "book" / "results").mkdir(parents=True)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "this is no clone" in str(no_history("x.json"))
+    commit_all(tmp_path)
+    (tmp_path / "book" / "results" / "x.json").write_text("{}")
+    assert "no commit has this file" in str(no_history("x.json"))
+    commit_all(tmp_path)
+    assert no_history("x.json") is None
+    subprocess.run(["git", "clone", "-q", "--depth=1", tmp_path.as_uri(), str(tmp_path / "shallow")], check=True)
+    monkeypatch.setattr(results, "ROOT", tmp_path / "shallow")
+    assert "this clone is shallow" in str(no_history("x.json"))
+    shutil.rmtree(tmp_path / "shallow" / ".git")
+    commit_all(tmp_path / "shallow")
+    assert "this history begins with the file" in str(no_history("x.json"))
 
 
 def stamp(name: str) -> str | None:

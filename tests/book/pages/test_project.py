@@ -88,20 +88,6 @@ def test_the_address_is_named_only_where_set_address_rewrites_it() -> None:
     assert set(strays) <= rewritten
 
 
-def test_set_address_rewrites_every_copy_and_leaves_nothing_of_the_old_one(tree: Path) -> None:
-    old, before = set_address.current(tree), {path: path.read_bytes() for path in set_address.places(tree)}
-    changed = set_address.set_address(tree, ELSEWHERE + ".git")
-    assert set_address.current(tree).url == ELSEWHERE
-    assert {"_config.yml: 1", "CITATION.cff: 1", "book/how_to_run.md: 1", "notebooks/99_x.ipynb: 3"} <= set(changed)
-    for path in set_address.places(tree):
-        text = path.read_text(encoding="utf-8")
-        assert f"{old.owner}/{old.name}" not in text
-        assert str(old.pages) not in text
-    assert set_address.set_address(tree, ELSEWHERE) == [], "a second call has nothing left to do"
-    set_address.set_address(tree, old.url)
-    assert {path: path.read_bytes() for path in set_address.places(tree)} == before, "there and back"
-
-
 HUGGING_FACE = [
     "https://huggingface.co/spaces/some-one/muon.book-2",
     "https://huggingface.co/datasets/some_one/book",
@@ -114,29 +100,46 @@ def test_an_address_on_hugging_face_is_understood(url: str) -> None:
     assert set_address.parse(url).url == url
 
 
-def test_an_address_on_hugging_face_is_taken_by_every_copy(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    url = HUGGING_FACE[0]
-    before = {path: path.read_bytes() for path in set_address.places(tree) if path.name != "99_x.ipynb"}
-    old = set_address.current(tree)
-    assert set_address.main([url], tree) == 0
-    assert "Hugging Face runs no workflow: test with `make test`" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("url", "colab", "page"),
+    [
+        (
+            ELSEWHERE,
+            "https://colab.research.google.com/github/some-one/muon.book-2/blob/main/",
+            "https://some-one.github.io/muon.book-2/x",
+        ),
+        (
+            HUGGING_FACE[0],
+            "https://colab.research.google.com/#fileId=https%3A//huggingface.co/spaces/some-one/muon.book-2/blob/main/",
+            f"{HUGGING_FACE[0]}/x",  # there is no place for published pages
+        ),
+    ],
+)
+def test_set_address_rewrites_every_copy_and_leaves_nothing_of_the_old_one(
+    url: str, colab: str, page: str, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, before = set_address.current(tree), {path: path.read_bytes() for path in set_address.places(tree)}
+    assert set_address.main([url + ".git"], tree) == 0
+    told = capsys.readouterr().out
+    assert ("Hugging Face runs no workflow: test with `make test`" in told) == (url != ELSEWHERE)
+    changed = {"_config.yml: 1", "CITATION.cff: 1", "book/how_to_run.md: 1", "notebooks/99_x.ipynb: 3"}
+    assert changed <= set(told.splitlines())
     assert set_address.current(tree).url == url
     for path in set_address.places(tree):
         text = path.read_text(encoding="utf-8")
         assert f"{old.owner}/{old.name}" not in text
         assert str(old.pages) not in text
-    below = url.removeprefix("https://huggingface.co/")
-    assert json.loads((tree / "notebooks" / "99_x.ipynb").read_text(encoding="utf-8"))["cells"][0]["source"] == [
-        f"[Colab](https://colab.research.google.com/#fileId=https%3A//huggingface.co/{below}/blob/main/notebooks/99_x.ipynb)",
-        f"!git clone --depth 1 {url}.git",
-        f"{url}/x",  # there is no place for published pages
-    ]
+    links = json.loads((tree / "notebooks" / "99_x.ipynb").read_text(encoding="utf-8"))["cells"][0]["source"]
+    assert links == [f"[Colab]({colab}notebooks/99_x.ipynb)", f"!git clone --depth 1 {url}.git", page]
     cell = "\n".join(json.loads((tree / "notebooks" / "07_virtual_map.ipynb").read_text())["cells"][1]["source"])
     assert f'address, branch, copy = "{url}", "main", "muon-at-scale"' in cell
-    set_address.set_address(tree, HUGGING_FACE[1])
+    assert set_address.set_address(tree, url) == [], "a second call has nothing left to do"
+    set_address.set_address(tree, HUGGING_FACE[1] if url == HUGGING_FACE[0] else url)
     assert set_address.main([old.url], tree) == 0
     assert "Hugging Face" not in capsys.readouterr().out.splitlines()[-1]
-    assert {path: path.read_bytes() for path in before} == before
+    if url != ELSEWHERE:  # where the link to published pages has become one to the repository
+        before = {path: content for path, content in before.items() if path.name != "99_x.ipynb"}
+    assert {path: path.read_bytes() for path in before} == before, "there and back"
 
 
 def test_links_to_raw_files_and_by_ssh_are_rewritten_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -16,7 +17,7 @@ from distmuon import launch
 from distmuon.optim.coefficients import quintics
 from distmuon.optim.fast_paths import half_gram_pays
 from muonbook.measure import results
-from tools import bench
+from tools import bench, measure
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "book" / "results"
@@ -136,6 +137,9 @@ def test_bench_runs_each_measurement_alone_and_a_first_impression_leaves_the_res
         assert full == [f"scripts/{script}", *options, "--json", f"book/results/{name}.json"]
         assert ("--quick" in quick) == (name not in bench.SHORT)
         assert quick[-1] == f"out/quick/{name}.json"
+    for place in measure.TAKERS.values():
+        module, function = place.split(":")
+        assert callable(getattr(importlib.import_module(module), function)), place
 
 
 def test_bench_refuses_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,3 +104,28 @@ def test_an_environment_that_holds_our_packages_is_not_colabs(python: str, packa
     (packages / "scripts.pth").write_text(str(ROOT / "scripts"))
     found = run_in_colab.in_colab(named(tmp_path, "00_named", ""), run_in_colab.NOWHERE, tmp_path / "reader", python)
     assert found == ["distmuon can be imported before anything is fetched"]
+
+
+@pytest.mark.parametrize("clone", ["none", "around it", "its own"])
+def test_the_files_of_an_archive_are_those_of_a_clone(clone: str, tmp_path: Path) -> None:
+    """Committed or not; not what .gitignore names, although somebody may have committed that; nor what was removed."""
+    tree = tmp_path / "tree"
+    for name in ("kept.py", "folder/kept too.md", "folder/new \N{SNOWMAN}.txt", "ignored.log", "out/ignored.json"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("")
+    (tree / ".gitignore").write_text("*.log\n/out/\n")
+    expected = {".gitignore", "kept.py", "folder/kept too.md", "folder/new \N{SNOWMAN}.txt"}
+    if clone != "none":
+        place = tmp_path if clone == "around it" else tree
+        (tree / "removed.py").write_text("")
+        for words in (["init", "-q"], ["add", "-f", "."], ["commit", "-qm", "all"]):
+            author = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+            subprocess.run(["git", *author, *words], cwd=place, check=True)
+        (tree / "removed.py").unlink()
+        (tree / "folder" / "later.md").write_text("")
+        expected |= {"folder/later.md"}
+    assert {path.as_posix() for path in run_in_colab.project_files(tree)} == expected
+    copied = run_in_colab.copy_tree(tmp_path / "copy", tree)
+    assert {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file()} == (
+        expected | {"notebooks/.keep"}
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import worlds
 
 from distmuon.launch import UsageError
+from distmuon.optim.strategies.periodic import OPTIONS
 from muonbook.ch15.survey import rows as rows_of
+from muonbook.figures.style import in_bytes
 from muonbook.measure import results
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS, Experts, Latent, find_shape
@@ -85,6 +88,84 @@ def test_a_strategy_of_the_readers_own_is_priced_by_its_costs(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("costs", "says"),
+    [
+        ("COSTS = 5", "whose COSTS are 5; make them StrategyCosts(sends, allocates)."),
+        (
+            "COSTS = COSTS._replace(tasks=None)",
+            "whose work is not known; give its COSTS `tasks`.",
+        ),
+        (
+            'COSTS = COSTS._replace(sends=lambda ledger, at: ledger.record("all_reduce", "world", 8, 8, "all"))',
+            "which sends in the group 'world'; only moves over 'dp' and 'tp' can be planned.",
+        ),
+        (
+            'COSTS = COSTS._replace(sends=lambda ledger, at: ledger.record("all_to_one", "dp", 4, 8, "all"))',
+            "no ring formula for 'all_to_one'; known collectives: all_gather,",
+        ),
+        (
+            "COSTS = COSTS._replace(tasks=lambda layout, muon, tp: [Task(len(layout.specs), [], [(0, 0)])])",
+            "whose `tasks` name parameter 196, which is none of Muon's; give indices of `muon`.",
+        ),
+        (
+            "COSTS = COSTS._replace(tasks=lambda layout, muon, tp: [Task(min(muon), [], [(0, 2)])])",
+            "whose `tasks` name the rank (dp 0, tp 2) of a grid of 4 x 2; ranks count from 0.",
+        ),
+        (
+            "COSTS = COSTS._replace(tasks=lambda layout, muon, tp: [Task(min(muon), [], [(-1, 0)])])",
+            "whose `tasks` name the rank (dp -1, tp 0) of a grid of 4 x 2; ranks count from 0.",
+        ),
+        ("STRATEGY = Task", "its class lacks plan, options,"),
+    ],
+)
+def test_costs_of_the_readers_own_that_cannot_be_are_answered_in_a_sentence(
+    tmp_path: Path, costs: str, says: str
+) -> None:
+    mine = tmp_path / "mine.py"
+    imports = "from distmuon.optim.strategies.costs import Task\n"
+    named = "from distmuon.optim.strategies.gather_all import COSTS, STRATEGY\n\nSTRATEGY = STRATEGY\n"
+    mine.write_text(imports + named + costs + "\n")
+    line = f"--model gpt2 --dp 4 --tp 2 --tokens 65536 --strategy {mine}"
+    ending = worlds.answer(WORKER, *line.split())
+    assert (ending.code, ending.out) == (2, "")
+    assert ending.err.startswith(f"error: --strategy {mine}: {says}")
+    assert ending.err.count("\n") == 1
+
+
+def test_a_plan_says_of_which_steps_it_is_the_mean() -> None:
+    line = "--model gpt2 --dp 2 --tp 2 --tokens 65536 --strategy"
+    told = "Muon, periodic (mean of the 5 steps of its default period), buckets: ours; on H100"
+    assert OPTIONS["whole_every"] == 5
+    assert planned(*line.split(), "periodic").splitlines()[1].startswith(told)
+    assert planned(*line.split(), "blockwise").splitlines()[1].startswith("Muon, blockwise, buckets: ours; on H100")
+
+
+def test_one_rank_is_one() -> None:
+    line = "--model gpt2 --tokens 4096"
+    assert planned(*line.split(), "--dp", "1").startswith("GPT-2, 0.124 billion parameters, on 1 rank: 1 DP x 1 TP\n")
+    assert planned(*line.split(), "--ranks", "1").startswith("GPT-2 on 1 rank; Muon, owner")
+
+
+def test_a_plan_says_how_much_is_padding_where_it_is_not_little(tmp_path: Path) -> None:
+    """On 64 ranks GPT-2's largest hidden matrix makes every shard as long as itself; without Muon they are even."""
+    out, line = tmp_path / "plan.json", "--model gpt2 --dp 64 --tokens 65536"
+    printed = planned(*line.split(), "--json", str(out))
+    (plan,) = json.loads(out.read_text())["plans"]
+    shape = MODELS["gpt2"]
+    elements = sum(math.prod(weight.shape) for weight in shape.weights())
+    largest = max(math.prod(weight.shape) for weight in shape.weights() if weight.muon)
+    hidden = sum(math.prod(weight.shape) for weight in shape.weights() if weight.muon)
+    assert plan["padding"] == pytest.approx((2 + 4) * (64 * largest - hidden), rel=1e-4)  # bf16, and float32
+    told = (
+        f"of both, {in_bytes(plan['padding'])} is padding ({plan['padding'] / 6 / elements:.1%}); gather_cut, or fewer"
+    )
+    assert told in printed
+    assert max(map(len, printed.splitlines())) <= 120
+    for even in (f"{line} --optimizer adamw", f"{line} --strategy gather_all", "--model gpt2 --dp 4 --tokens 65536"):
+        assert "padding" not in planned(*even.split())
+
+
 def test_ranks_alone_search(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     printed = planned("--model", "llama2_7b", "--ranks", "64", "--json", str(out)).splitlines()
@@ -138,7 +219,7 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
         ("--pp 28", "--pp 28: Moonlight has 27 layers"),
         ("--sequence-parallel", "--sequence-parallel does nothing with --tp 1; choose a larger T, or leave it out."),
         ("--tokens 100", "--tokens 100 are fewer than a sequence of 8,192"),
-        ("--measure", "--measure needs --json FILE to write to"),
+        ("--measure", "--measure writes a file; add --json FILE."),
     ],
 )
 def test_what_cannot_be_is_answered_in_a_sentence(line: str, says: str) -> None:

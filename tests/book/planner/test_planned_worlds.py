@@ -90,6 +90,16 @@ def test_heads_limit_tp() -> None:
         MODELS["llama3_8b"].specs(16)
 
 
+@pytest.mark.parametrize("strategy", [*QUICK, "blockwise"])
+def test_tp_ranks_that_cut_nothing_are_refused(strategy: str) -> None:
+    """Else a row of whole models would be planned, T times the bytes of TP-local ones, without a word."""
+    specs, muon = MODELS["gpt2"].specs(1)
+    unmarked = [spec._replace(tp_split_dim=None) for spec in specs]
+    assert plan_part(unmarked, muon, 2, 1, FLAT, strategy).dp == 2
+    with pytest.raises(ValueError, match=r"tp is 2, but no parameter says that it is cut over TP.*or tp 1\."):
+        plan_part(unmarked, muon, 2, 2, FLAT, strategy)
+
+
 # Layouts
 
 

@@ -1,19 +1,20 @@
 """An optimizer that is not ours: momentum and updates sharded over all ranks, as somebody might write it in an evening.
 
-Every rank keeps an equal run of each flat parameter, padded at the end, and its momentum. All that checkpoints and
-metrics get to know of it is its method `local_views`.
+Every rank keeps an equal run of each flat parameter, padded at the end, and its momentum. All that checkpoints, metrics
+and QK-Clip get to know of it is its method `local_views`.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distmuon import LocalView, MuonW
+from distmuon import AttentionHeads, LocalView, MuonW, QKClip
 from distmuon.checkpoint import CheckpointError, load, save
 from distmuon.launch import World
 from distmuon.metrics import Metrics
@@ -116,6 +117,40 @@ def save_tp_local(world: World, folder: str) -> list[str]:
     model = nn.Linear(4, 4, bias=False)
     model.weight = mark(nn.Parameter(torch.zeros(4, 4)), 0)
     return [refusal(folder, model, optimizer) for optimizer in (None, MuonW(model))]
+
+
+class Projections(nn.Module):
+    """Query and key of 4 heads of width 2, whose rows are no multiple of what a rank of three keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(5, 8), nn.Linear(5, 8)
+
+
+def clipped(world: World, threshold: float = 0.5) -> dict[str, Any]:
+    """Clip heads in a step that moves the weights, and step once more; return the weights after both, in either dtype.
+
+    Three batches of queries and keys are spread over the ranks. shards: what this rank keeps, after the first step.
+    """
+    found: dict[str, Any] = {"weights": [], "shards": []}
+    for dtype in DTYPES:
+        torch.manual_seed(0)
+        model = Projections().to(dtype)
+        optimizer = ShardedMomentum(model.parameters(), lr=0.1)
+        clip = QKClip(optimizer, {"layer": AttentionHeads(model.query, model.key, 4)}, threshold)
+        q, k = torch.randn(2, 4, 6, 2), torch.randn(2, 4, 6, 2)
+        sizes = torch.tensor([1.0, 0.02, 1.0, 3.0]).view(4, 1, 1)
+        for step in range(2):
+            for batch in range(world.rank, 3, world.size) if step == 0 else ():
+                clip.record("layer", q * (batch + 1) * sizes, k)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that nothing is recorded in the second step
+                go(model, optimizer, range(step, step + 1))
+            found["weights"] += [p.detach().clone() for p in model.parameters()]
+            if step == 0:
+                found["gammas"] = clip.gammas["layer"]
+                found["shards"] += [shard.clone() for shard in optimizer.shards.values()]
+    return found
 
 
 def keeps_masters_to_itself(world: World, folder: str) -> str:

@@ -1,7 +1,8 @@
-"""An optimizer of one's own with `local_views()` is saved, resharded and watched like ours."""
+"""An optimizer of one's own with `local_views()` is saved, resharded, watched and clipped like ours."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import own_optimizer as own
@@ -34,6 +35,19 @@ def test_metrics_are_the_same_on_any_number_of_ranks() -> None:
         assert found["totals"] == pytest.approx(expected["totals"])
         for name, numbers in expected["parameters"].items():
             assert found["parameters"][name] == pytest.approx(numbers)
+
+
+def test_heads_are_clipped_on_any_number_of_ranks_to_the_bit() -> None:
+    (moved,), (expected,) = (launch.run(own.clipped, (threshold,)) for threshold in (math.inf, 0.5))
+    assert (expected["gammas"] < 1).tolist() == [True, False, True, True]
+    rows = torch.tensor([gamma**0.5 for gamma in expected["gammas"].tolist()], dtype=torch.float64).repeat_interleave(2)
+    for number, (before, after) in enumerate(zip(moved["shards"], expected["shards"], strict=True)):
+        assert torch.equal(after, (before.double().view(8, -1) * rows.view(8, 1)).float().flatten())
+        p = expected["weights"][number % 4 + number // 4 * 8]  # after the first of two steps
+        assert torch.equal(p.flatten(), after.to(p.dtype))
+    for found in launch.run(own.clipped, dp=3):
+        assert torch.equal(found["gammas"], expected["gammas"])
+        assert all(torch.equal(a, b) for a, b in zip(found["weights"], expected["weights"], strict=True))
 
 
 def test_masters_that_nobody_would_save_are_refused(tmp_path: Path) -> None:

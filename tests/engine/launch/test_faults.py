@@ -223,6 +223,25 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(what: str) -> N
     assert worlds.finish("-c", script, FAULTY, what) == (141, "", "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("what", ["greet", "tell", "between"])
+def test_a_command_whose_output_finds_no_room_says_so_in_a_sentence(what: str, unbuffered: str) -> None:
+    """Without a buffer it is `print` that fails, with one what empties it, and once more at the interpreter's end."""
+    script = "import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); "
+    script += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    says = "what is printed cannot be written (No space left on device); send it where there is room, and run this"
+    ending = worlds.finish("-c", script, FAULTY, what, PYTHONUNBUFFERED=unbuffered)
+    assert ending == (1, "", f"error: {says} again.\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_that_is_not_the_output_is_an_error_like_any_other() -> None:
+    script = "from distmuon import launch\ndef main(): open('/dev/full', 'w', 1).write('x\\n')\nlaunch.command(main)"
+    ending = worlds.finish("-c", script)
+    assert (ending.code, ending.err.splitlines()[-1]) == (1, "OSError: [Errno 28] No space left on device")
+
+
 def test_a_broken_pipe_that_is_not_the_output_is_an_error_like_any_other() -> None:
     script = "from distmuon import launch\ndef main(): raise BrokenPipeError(32, 'Broken pipe')\nlaunch.command(main)"
     ending = worlds.finish("-c", script)

@@ -467,6 +467,7 @@ def test_a_file_that_says_nothing_sensible_is_refused(tmp_path: Path, written: s
         ("--context 20000", "--context 20000: 14,848 tokens of this text are held out; choose fewer."),
         ("--lr nan", "--lr nan: must be from 1e-09 to 100."),
         ("--folder /proc/x", "--folder /proc/x/metrics.jsonl: cannot be written"),
+        ("--folder=", "--folder '': an empty path; name a folder, or leave it out."),
         ("--folder /dev/null", "--folder /dev/null: cannot be read (Not a directory); name another folder."),
         ("--step 5", "unrecognized arguments: --step 5; see --help."),
         ("--config no.toml", "--config no.toml: cannot be read (No such file or directory); name a TOML file."),

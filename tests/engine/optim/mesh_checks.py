@@ -165,13 +165,31 @@ class HostWaits(TorchDispatchMode):
         super().__init__()
         self.found: list[str] = []
 
+    def __enter__(self) -> Any:
+        self._tolist = torch.Tensor.tolist  # of which a dispatcher of the CPU's hears nothing
+        looks = self._looks
+
+        def tolist(tensor: Tensor) -> Any:
+            looks()
+            return self._tolist(tensor)
+
+        torch.Tensor.tolist = tolist  # type: ignore[assignment, method-assign]
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.Tensor.tolist = self._tolist  # type: ignore[method-assign]
+        super().__exit__(*raised)
+
+    def _looks(self) -> None:
+        ours = next(f for f in reversed(traceback.extract_stack()) if "/distmuon/" in f.filename)
+        if not ours.filename.endswith("newton_schulz.py"):
+            self.found.append(ours.name)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func._schema.name in self.LOOKS:
-            ours = next(f for f in reversed(traceback.extract_stack()) if "distmuon" in f.filename)
-            if not ours.filename.endswith("newton_schulz.py"):
-                self.found.append(ours.name)
+            self._looks()
         return func(*args, **(kwargs or {}))
 
 
@@ -183,7 +201,7 @@ def a_step_waits_for_the_device_once_however_many_ranks_there_are(world: World, 
     for step in range(2):
         give(model, step)
         with HostWaits() as counter:
-            optimizer.clip_grad_norm_(1.0)
+            optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True)
             optimizer.step()
     assert counter.found == ["clip_grad_norm_", "_refuse_different"]
 

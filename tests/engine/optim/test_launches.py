@@ -1,17 +1,21 @@
-"""How often one step calls for work: on a GPU that is a launch each, and what the host needs for it adds up."""
+"""How often one step calls for work: on a GPU that is a launch each, and what the host needs for it adds up.
+
+And how often it waits for a learning rate that lies on the device.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
-from distmuon import DistributedMuon, Grid, Muon, MuonW
+from distmuon import DistributedMuon, Grid, Muon, MuonW, Zero1AdamW
 from distmuon.optim.muon import decay_cautiously_
 
 RATE = torch.tensor(1e-3)
@@ -90,6 +94,94 @@ def test_clipping_asks_for_no_more_if_there_are_more_matrices() -> None:
             optimizer.clip_grad_norm_(1.0)
         found.append(calls.counts)
     assert found[0] == found[1]
+
+
+# ---- Options that are tensors on a device -----------------------------------------------------------------
+
+
+class OnDevice(Tensor):
+    """A number that lies on a device and not in the host's memory, as far as anyone can ask; "lazy" is one that torch
+    always knows. waits: how the host has looked at one, or at what was computed with one."""
+
+    waits: ClassVar[list[str]] = []
+    number: Tensor
+
+    @staticmethod
+    def __new__(cls, number: Tensor) -> OnDevice:
+        lazy = torch.device("lazy")
+        made = Tensor._make_wrapper_subclass(cls, number.shape, dtype=number.dtype, device=lazy)  # type: ignore[attr-defined]
+        made.number = number
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        def on_host(value: Any) -> Any:
+            return value.number if isinstance(value, OnDevice) else value
+
+        options = dict(kwargs or {})
+        device = options.pop("device", None)
+        leaves = device is not None and torch.device(device).type == "cpu"
+        if leaves or func._schema.name == "aten::_local_scalar_dense":
+            cls.waits.append(func._schema.name)
+        found = func(*tree_map(on_host, args), **tree_map(on_host, options))
+        stays = isinstance(found, Tensor) and not leaves and not any(found is one for one in args)
+        return OnDevice(found) if stays else found
+
+
+def moved_with(make: Callable[..., Any], clip: bool, **given: Any) -> list[Tensor]:
+    """Return where two steps lead with two groups that share an option, or more of them, given as tensors."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(6, 4, generator=generator)) for _ in range(4)]
+    optimizer = make([{"params": weights[:2], **given}, {"params": weights[2:], **given}])
+    for _ in range(2):
+        for p in weights:
+            p.grad = torch.randn(6, 4, generator=generator)
+        OnDevice.waits.clear()
+        if clip:
+            optimizer.clip_grad_norm_(1.0)
+            OnDevice.waits.clear()
+        optimizer.step()
+        for group in optimizer.param_groups:
+            assert all(group[name] is value for name, value in given.items())
+    return [p.detach() for p in weights]
+
+
+STEPPED: dict[str, Callable[..., Any]] = {
+    "Muon": Muon,
+    "MuonW": MuonW,
+    "MuonW, AdamW": lambda groups: MuonW([{"algorithm": "adamw", **group} for group in groups]),
+    "DistributedMuon": lambda groups: DistributedMuon(groups, Grid.alone("cpu")),
+    "Zero1AdamW": lambda groups: Zero1AdamW(groups, Grid.alone("cpu")),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_step_waits_once_for_options_on_the_device_and_moves_as_with_those_on_the_host(
+    name: str, dtype: torch.dtype, clip: bool
+) -> None:
+    if clip and name == "Muon":
+        return
+    given = {"lr": torch.tensor(0.003, dtype=dtype), "weight_decay": torch.tensor(0.07)}
+    if "AdamW" not in name:
+        given["momentum"] = torch.tensor(0.9)
+    expected = moved_with(STEPPED[name], clip, **given)
+    found = moved_with(STEPPED[name], clip, **{option: OnDevice(value) for option, value in given.items()})
+    assert len(OnDevice.waits) == 1
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_step_that_is_refused_gives_the_options_back() -> None:
+    p = nn.Parameter(torch.ones(2, 2))
+    optimizer = MuonW([p], lr=OnDevice(torch.tensor(0.1)))
+    rate = optimizer.param_groups[0]["lr"] = OnDevice(torch.tensor(-0.1))
+    p.grad = torch.ones(2, 2)
+    with pytest.raises(ValueError, match=r"lr=-0\.1"):
+        optimizer.step()
+    assert optimizer.param_groups[0]["lr"] is rate
 
 
 # ---- What must not be asked for at once -------------------------------------------------------------------

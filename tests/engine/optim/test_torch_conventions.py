@@ -440,6 +440,12 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an input norm nobody has": ({"input_norm": "row"}, "input_norm is 'row'; choose one of rows, columns, both, or"),
     "an output norm nobody has": ({"output_norm": "both"}, "output_norm is 'both'; choose one of rows, columns, rows_"),
     "NorMuon forgets nothing": ({"normuon_beta2": 1.0}, "normuon_beta2 is 1.0; give 0 or more and less than 1"),
+    "three words": ({"ns_coefficients": [(1, 2, "x")]}, "coefficients are [(1, 2, 'x')]; every quintic has exactly"),
+    "a row and a number": ({"ns_coefficients": [(1, 2, 3), 4]}, "coefficients are [(1, 2, 3), 4]; every quintic has"),
+    "a tensor of rows": ({"ns_coefficients": torch.ones(3)}, "coefficients are tensor([1., 1., 1.]); give one of"),
+    "no row at all": ({"ns_coefficients": (1.0, math.nan, 2.0)}, "coefficients are (1.0, nan, 2.0); every quintic has"),
+    "two truths": ({"nesterov": torch.ones(2)}, "nesterov is tensor([1., 1.]); give True or False."),
+    "steps in two": ({"ns_steps": torch.ones(2)}, "steps is tensor([1., 1.]); Newton–Schulz needs a whole number"),
     "decay with any care": ({"cautious_decay": "yes"}, "cautious_decay is 'yes'; give True or False."),
     "betas above 1": ({"betas": (1.5, 0.9)}, "betas"),
     "eps below 0": ({"eps": -1e-8}, "eps"),
@@ -514,6 +520,249 @@ def test_a_group_may_not_become_the_other_algorithms(kind: str) -> None:
         train(model, optimizer, 1)
     message(error)
     assert torch.equal(before, state_of(model))
+
+
+NO_NUMBER_OF_ELEMENTS = "a whole number of elements, 1 or more"
+WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # of an optimizer, and no option of its groups
+    "a bucket of text": ({"bucket_size": "1e6"}, f"bucket_size is '1e6'; give {NO_NUMBER_OF_ELEMENTS}"),
+    "a bucket and a half": ({"bucket_size": 1.5}, f"bucket_size is 1.5; give {NO_NUMBER_OF_ELEMENTS}"),
+    "a bucket of nothing": ({"bucket_size": 0}, f"bucket_size is 0; give {NO_NUMBER_OF_ELEMENTS}"),
+    "buckets in a list": ({"bucket_size": [1]}, f"bucket_size is [1]; give {NO_NUMBER_OF_ELEMENTS}"),
+    "a bucket that is no number": ({"bucket_size": math.nan}, f"bucket_size is nan; give {NO_NUMBER_OF_ELEMENTS}"),
+    "no bucket": ({"bucket_size": None}, f"bucket_size is None; give {NO_NUMBER_OF_ELEMENTS}"),
+    "masters in words": ({"master_weights": "yes"}, "master_weights is 'yes'; give True or False."),
+    "two masters": ({"master_weights": torch.ones(2)}, "master_weights is tensor([1., 1.]); give True or False."),
+    "a size for replicas": ({"replicas": 4}, "replicas is 4; give a process group"),
+    "broadcast in words": ({"broadcast": "no"}, "broadcast is 'no'; give True or False."),
+    "overlap in words": ({"overlap_forward": "no"}, "overlap_forward is 'no'; give True or False."),
+    "checked by half": ({"check_every": 0.5}, "check_every is 0.5; give a number of steps"),
+    "a strategy by number": ({"strategy": 5}, "strategy is 5; choose one of"),
+    "no strategy": ({"strategy": None}, "strategy is None; choose one of"),
+    "options in a list": ({"strategy_options": [5]}, "strategy_options is [5]; give names with values"),
+}
+
+
+@each
+@pytest.mark.parametrize("case", WRONG_SETTINGS)
+def test_a_setting_that_cannot_be_is_refused_in_a_sentence(kind: str, case: str) -> None:
+    ((name, value),), words = WRONG_SETTINGS[case][0].items(), WRONG_SETTINGS[case][1]
+    if name not in inspect.signature(globals()[kind]).parameters or (kind, value) == ("MuonW", None):
+        return
+    model = SmallNet()
+    where = [p.data_ptr() for p in model.parameters()]
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)) as error:
+        OURS[kind](model.parameters(), **{name: value})
+    message(error)
+    assert where == [p.data_ptr() for p in model.parameters()]
+    if name == "bucket_size":
+        OURS[kind](model.parameters(), bucket_size=2.5e7)
+
+
+@each_sharded
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_norm", -1.0), ("max_norm", math.nan), ("max_norm", "1"), ("on_nonfinite", "skp"), ("check_every", "x")],
+)
+def test_a_setting_that_is_set_wrong_later_is_refused_before_a_weight_moves(kind: str, name: str, value: Any) -> None:
+    model, optimizer = start(kind)
+    train(model, optimizer, 1)
+    before, kept = state_of(model), getattr(optimizer, name)
+    setattr(optimizer, name, value)
+    with pytest.raises((TypeError, ValueError), match=f"{name} is {value!r}") as error:
+        train(model, optimizer, 1)
+    message(error)
+    assert torch.equal(before, state_of(model))
+    setattr(optimizer, name, kept)
+    train(model, optimizer, 1)
+
+
+NO_GROUPS: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: {"params": None}, "holds None (NoneType); give tensors"),
+    "a number": (lambda: {"params": 5}, "holds 5 (int); give tensors"),
+    "a module": (lambda: {"params": SmallNet()}, "holds a module (SmallNet); give its parameters"),
+    "a module in a list": (lambda: {"params": [SmallNet()]}, "holds a module (SmallNet); give its parameters"),
+    "a named module": (lambda: {"params": [("net", SmallNet())]}, "holds a module (SmallNet); give its parameters"),
+    "modules": (lambda: {"params": nn.ModuleList([SmallNet()])}, "holds a module (SmallNet); give its parameters"),
+    "a name": (lambda: {"params": ["weight"]}, "holds 'weight' (str); give tensors, or pairs"),
+    "a dict": (lambda: {"params": dict(SmallNet().named_parameters())}, "; give tensors, or pairs (name, tensor)"),
+    "a name alone": (lambda: {"params": [("weight",)]}, "holds ('weight',) (tuple); give tensors, or pairs"),
+    "a number for a name": (lambda: {"params": [(1, nn.Parameter(torch.ones(2, 2)))]}, "; give tensors, or pairs"),
+    "too few names": (
+        lambda: {"params": [nn.Parameter(torch.ones(2, 2)) for _ in range(3)], "param_names": ["a"]},
+        "is ['a'] (list), for 3 parameter(s); give a list with a name for each",
+    ),
+    "no params": (lambda: {"lr": 0.1}, "is {'lr': 0.1} (dict); give a dict with \"params\""),
+}
+
+
+@each
+@pytest.mark.parametrize("case", NO_GROUPS)
+def test_what_is_no_group_of_parameters_is_refused_in_a_sentence(kind: str, case: str) -> None:
+    make, words = NO_GROUPS[case]
+    with pytest.raises(TypeError, match=re.escape(words)) as error:
+        OURS[kind]([make()])
+    message(error)
+    if kind not in SHARDED:
+        _, optimizer = start(kind)
+        with pytest.raises(TypeError, match=re.escape(words)):
+            optimizer.add_param_group(make())
+        assert len(optimizer.param_groups) == 1
+
+
+@each
+def test_what_holds_no_parameters_is_refused_and_a_parameter_list_is_taken(kind: str) -> None:
+    with pytest.raises(TypeError, match=r"takes parameters and was given None \(NoneType\)") as error:
+        OURS[kind](None)
+    message(error)
+    OURS[kind]([{"params": nn.ParameterList([nn.Parameter(torch.ones(2, 2))])}])
+
+
+# ---- Sparse gradients -------------------------------------------------------------------------------------
+
+
+@each_sharded
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_sparse_gradient_is_a_dense_one_in_a_flat_buffer(kind: str, by_hand: bool) -> None:
+    ends = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = nn.Embedding(7, 3, sparse=sparse)
+        groups = [{"params": [*table.named_parameters()], "algorithm": "adamw"}]
+        optimizer = OURS[kind](groups)
+        for step in range(2):
+            if by_hand:
+                gradient = torch.zeros(7, 3).index_fill_(0, torch.tensor([1, 4]), 0.5 + step)
+                table.weight.grad = gradient.to_sparse() if sparse else gradient
+            else:
+                table(torch.tensor([1, 4, 1])).square().sum().backward()
+            optimizer.step()
+        ends.append(state_of(table))
+    assert torch.equal(*ends)
+
+
+# ---- Memory formats ---------------------------------------------------------------------------------------
+
+
+def convolutions(kind: str, memory_format: torch.memory_format) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False))
+    options = {} if kind == "Zero1AdamW" else {"matrices": "flattened"}
+    model.to(memory_format=memory_format)  # type: ignore[call-overload]
+    return model, OURS[kind]([{"params": [*model.named_parameters()], **options}])
+
+
+def formats_of(model: nn.Module) -> list[bool]:
+    return [p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters()]
+
+
+def train_convolutions(model: nn.Module, optimizer: Optimizer, memory_format: torch.memory_format) -> None:
+    for seed in range(3):
+        for p in model.parameters():
+            p.grad = gaussian(*p.shape, seed=seed).to(memory_format=memory_format)
+        optimizer.step()
+
+
+@each
+def test_kernels_in_channels_last_stay_so_or_it_is_said_that_they_do_not(kind: str) -> None:
+    last = torch.channels_last
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model, optimizer = convolutions(kind, last)
+        train_convolutions(model, optimizer, last)
+        model.to(memory_format=last)  # type: ignore[call-overload]
+        train_convolutions(model, optimizer, last)
+    told = [str(each.message) for each in said if "channels_last" in str(each.message)]
+    assert formats_of(model) == [kind not in SHARDED] * 2
+    assert len(told) == (kind in SHARDED)
+    assert all("parameter '0.weight' and 1 more" in words and words.endswith(".") for words in told)
+
+
+@each
+def test_a_memory_format_moves_no_bit(kind: str) -> None:
+    ends = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, optimizer = convolutions(kind, memory_format)
+            train_convolutions(model, optimizer, memory_format)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+
+
+# ---- Clipping ---------------------------------------------------------------------------------------------
+
+
+each_that_clips = pytest.mark.parametrize("kind", ["MuonW", "Zero1AdamW", "DistributedMuon"])
+
+
+def with_gradients(kind: str, factor: float = 1.0) -> tuple[nn.Module, Any]:
+    model, optimizer = start(kind)
+    for number, p in enumerate(model.parameters()):
+        p.grad = factor * torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+    return model, optimizer
+
+
+@each_that_clips
+def test_clipping_takes_what_torchs_function_takes(kind: str) -> None:
+    model, optimizer = with_gradients(kind)
+    reference = SmallNet()
+    for p, q in zip(reference.parameters(), model.parameters(), strict=True):
+        assert q.grad is not None
+        p.grad = q.grad.clone()
+    expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.5, 2.0, True)
+    assert optimizer.clip_grad_norm_(0.5, 2.0, error_if_nonfinite=True) == pytest.approx(expected.item())
+    clipped = optimizer.buffers.gradient_homes if kind in SHARDED else [p.grad for p in model.parameters()]
+    for p, gradient in zip(reference.parameters(), clipped, strict=True):
+        torch.testing.assert_close(gradient, p.grad)
+
+
+@each_that_clips
+@pytest.mark.parametrize("factor", [math.inf, math.nan])
+def test_a_norm_that_is_not_finite_is_an_error_where_that_is_asked_for(kind: str, factor: float) -> None:
+    model, optimizer = with_gradients(kind, factor)
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    with pytest.raises(RuntimeError, match=r"the norm of all gradients is (inf|nan)") as error:
+        optimizer.clip_grad_norm_(0.5, error_if_nonfinite=True)
+    message(error)
+    after = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, after, strict=True))
+    model, optimizer = with_gradients(kind, factor)
+    assert not optimizer.clip_grad_norm_(0.5).isfinite()
+
+
+@each_that_clips
+@pytest.mark.parametrize("norm_type", [1, math.inf, "inf", None])
+def test_another_norm_is_refused(kind: str, norm_type: Any) -> None:
+    _, optimizer = with_gradients(kind)
+    with pytest.raises(ValueError, match=rf"norm_type is {norm_type!r}; only the 2-norm is measured") as error:
+        optimizer.clip_grad_norm_(0.5, norm_type)
+    message(error)
+    optimizer.clip_grad_norm_(0.5)
+
+
+@each_that_clips
+@pytest.mark.parametrize("wrong", [None, "1.0", [1.0], -1.0, math.nan, torch.ones(2)])
+def test_a_bound_that_no_norm_can_keep_is_refused(kind: str, wrong: Any) -> None:
+    _, optimizer = with_gradients(kind)
+    with pytest.raises((TypeError, ValueError), match="max_norm is") as error:
+        optimizer.clip_grad_norm_(wrong)
+    message(error)
+    optimizer.clip_grad_norm_(torch.tensor(0.5))
+
+
+def test_without_parameters_there_is_nothing_to_clip() -> None:
+    _, optimizer = with_gradients("MuonW")
+    optimizer.param_groups.clear()
+    assert optimizer.clip_grad_norm_(0.5) == 0
+    _, optimizer = with_gradients("MuonW")
+    optimizer.param_groups.insert(0, dict(optimizer.param_groups[0], params=[], param_names=[]))
+    assert optimizer.clip_grad_norm_(0.5) > 0.5
+    for kind in ("Zero1AdamW", "DistributedMuon"):
+        _, optimizer = with_gradients(kind)
+        optimizer.param_groups.clear()
+        with pytest.raises(RuntimeError, match=r"has 0 parameter group\(s\) and had 1 at construction") as error:
+            optimizer.clip_grad_norm_(0.5)
+        message(error)
 
 
 OTHER_GROUPS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {

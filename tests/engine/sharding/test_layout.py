@@ -236,7 +236,7 @@ def test_the_table_has_a_heading_and_one_line_per_parameter() -> None:
     ("specs", "dp", "bucket_size", "names"),
     [
         ([], 0, 10, "dp=0"),
-        ([], 2, 0, "bucket_size=0"),
+        ([], 2, 0, "bucket_size is 0"),
         ([ParamSpec("w", (2,), "int8")], 2, 10, "'int8'"),
         ([ParamSpec("w", (2,), "float32"), ParamSpec("w", (3,), "bfloat16")], 2, 10, "'w'"),
     ],

@@ -29,12 +29,9 @@ from distmuon.extras.checkpoint.manifest import (
     StoredGroup,
     StoredTensor,
 )
-from distmuon.extras.checkpoint.tensors import LiveTensors, Owned, ShardView
-from distmuon.optim.muon import Muon
-from distmuon.optim.muonw import MuonW
+from distmuon.extras.checkpoint.tensors import LiveTensors, Owned, ShardView, steps_of
 from distmuon.optim.options import CHECKS, GROUP_NOTES
-from distmuon.optim.sharded_optimizer import ShardedOptimizer
-from distmuon.optim.states import MASTER_WEIGHT, ROW_MOMENTS, STATE_KEYS
+from distmuon.optim.states import MASTER_WEIGHT, ROW_MOMENTS, STATE_KEYS, CheckedState
 from distmuon.sharding.buffers import dtype_name
 
 OPTIONS = {"muon": {"lr", "weight_decay", "momentum", "nesterov"}, "adamw": {"lr", "weight_decay", "betas", "eps"}}
@@ -152,7 +149,7 @@ class Loading:
                 self._changes.append(partial(group.update, _options_for(list(sources.values()), members[0])))
                 steps += [source.steps or 0 for source in sources.values()]
                 divided.append({owned.name for owned in members})
-            if isinstance(optimizer, ShardedOptimizer):
+            if steps_of(optimizer) is not None:
                 # MuonW, which may have saved this, does not count
                 self._changes.append(partial(setattr, optimizer, "steps", max(steps, default=0)))
         together = [here.keys() & group.parameters for group in self.groups]
@@ -208,7 +205,7 @@ def _options_for(sources: Sequence[StoredGroup], owned: Owned) -> dict[str, Any]
         raise CheckpointError(
             f"the checkpoint's options for {owned.name!r} lack {', '.join(missing)}; take another checkpoint."
         )
-    ours = isinstance(owned.optimizer, Muon | MuonW | ShardedOptimizer)
+    ours = isinstance(owned.optimizer, CheckedState)  # whose groups have known options, and others whatever they like
     options = dict(source.options)
     converted = source.made_by != owned.made_by
     if converted:
@@ -233,11 +230,12 @@ def _check_options(options: Mapping[str, Any], owned: Owned) -> None:
         CHECKS.get(algorithm, dict)({**group, **options})
     except Exception as error:
         raise CheckpointError(f"the checkpoint's options for {owned.name!r} are refused: {in_words(error)}.") from None
-    if isinstance(owned.optimizer, ShardedOptimizer) and options.get("matrices") != group.get("matrices"):
-        raise CheckpointError(
-            f"the option matrices of {owned.name!r} is {options.get('matrices')!r} in the checkpoint and "
-            f"{group.get('matrices')!r} here, where the map is laid out already; make the optimizer with the former."
-        )
+    for name in getattr(owned.optimizer, "FIXED", ()):
+        if options.get(name) != group.get(name):
+            raise CheckpointError(
+                f"the option {name} of {owned.name!r} is {options.get(name)!r} in the checkpoint and "
+                f"{group.get(name)!r} here, where the map is laid out already; make the optimizer with the former."
+            )
 
 
 def _alike(now: Any, value: Any) -> bool:

@@ -21,6 +21,7 @@ from torch import nn
 from distmuon.extras.checkpoint.files import CheckpointError, Lock, is_free, place
 from distmuon.extras.checkpoint.save_and_load import LOCK, UNFINISHED, load, on_rank_0
 from distmuon.extras.checkpoint.tensors import Optimizers
+from distmuon.optim.options import check_count
 
 NAME = re.compile(r"step-(\d+)")
 REMOVED = ".removed-"
@@ -64,7 +65,8 @@ def claim(run: str | Path) -> Iterator[None]:
 
 
 def at_step(run: str | Path, step: int) -> Path:
-    """Return the folder of a run's checkpoint after this step."""
+    """Return the folder of a run's checkpoint after this step. Raises ValueError for what is no number of steps."""
+    check_count("step", step, 0)  # of any other, `saved_steps` would not see the folder
     return place(run) / f"step-{step:06d}"
 
 
@@ -100,8 +102,10 @@ def load_newest(run: str | Path, model: nn.Module, optimizer: Optimizers = None)
 def prune(run: str | Path, count: int) -> None:
     """Remove all but the newest `count` checkpoints of a run, and what a killed save has left behind them.
 
-    To be called by one rank; a save of a later step may be under way.
+    To be called by one rank; a save of a later step may be under way. Raises ValueError, and removes nothing, for what
+    is no whole number.
     """
+    check_count("count", count, 0)
     folder, steps = place(run), saved_steps(run)
     for left in folder.glob(f"{REMOVED}*"):  # by who was killed while removing
         shutil.rmtree(left, ignore_errors=True)

@@ -27,9 +27,6 @@ from torch.nn.parameter import is_lazy
 from distmuon.extras.checkpoint.files import CheckpointError
 from distmuon.extras.checkpoint.manifest import DTYPES, MODEL, OPTIMIZER
 from distmuon.optim.masters import local_views
-from distmuon.optim.muon import Muon
-from distmuon.optim.muonw import MuonW
-from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.optim.states import MASTER_WEIGHT, PARALLEL, ROW_MOMENTS, WRAPPERS, CheckedState
 from distmuon.sharding.boxes import Box, extent, volume
 from distmuon.sharding.buffers import dtype_name
@@ -154,10 +151,8 @@ class Owned(NamedTuple):
 
 def algorithm_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     """Return by what a group is trained: an algorithm that several optimizers run, or the name of the class."""
-    if isinstance(optimizer, MuonW | ShardedOptimizer):
-        return group["algorithm"]
-    if isinstance(optimizer, Muon):
-        return "muon"
+    if isinstance(optimizer, CheckedState):  # ours: of a stranger's "muon" nobody knows what it keeps
+        return group.get("algorithm", "muon")
     if type(optimizer) is torch.optim.AdamW and not group["amsgrad"] and not group["maximize"]:
         return "adamw"
     return name_of(optimizer)
@@ -169,6 +164,11 @@ def name_of(optimizer: torch.optim.Optimizer) -> str:
         return optimizer.MADE_BY
     made_by = type(optimizer)
     return f"torch.optim.{made_by.__name__}" if made_by.__module__.startswith("torch.optim") else made_by.__name__
+
+
+def steps_of(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return the updates that an optimizer has made, where they are kept beside its state; no local view has them."""
+    return optimizer.steps if isinstance(optimizer, CheckedState) else None  # what a stranger calls so may be another
 
 
 class LiveTensors:
@@ -205,7 +205,7 @@ class LiveTensors:
                 "options": {name: _plain(name, value) for name, value in group.items() if name not in NO_OPTIONS},
                 "algorithm": algorithm_of(optimizer, group),
                 "made_by": name_of(optimizer),
-                "steps": optimizer.steps if isinstance(optimizer, ShardedOptimizer) else None,
+                "steps": steps_of(optimizer),
             }
             for optimizer in self.optimizers
             for group in optimizer.param_groups

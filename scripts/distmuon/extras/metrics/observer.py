@@ -27,6 +27,7 @@ from distmuon.extras.metrics.matrix import orthogonality, update_of
 from distmuon.extras.metrics.watched import REDUCTIONS, Stopwatch, WatchedOptimizer, of_table
 from distmuon.extras.metrics.writers import Writer
 from distmuon.optim.muon import momentum_, scale
+from distmuon.optim.options import check_count, check_number, plain
 from distmuon.sharding.boxes import extent
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.consistency import check_same, raise_together
@@ -99,7 +100,12 @@ class Metrics:
     ) -> None:
         self.optimizer, self.every, self.step = optimizer, every, start
         self.latest: dict[str, Any] = {}
-        self._reductions, self._samples, self._writers = dict(scalars or {}), samples, list(to)
+        if not isinstance(scalars, Mapping | None):
+            raise TypeError(f'scalars is {scalars!r}; give names and how to reduce them, such as {{"loss": "mean"}}.')
+        writers = list(to) if isinstance(to, Iterable) else [to]
+        if not all(hasattr(writer, "write") for writer in writers) or not isinstance(to, Iterable):
+            raise TypeError(f"to is {to!r}; give writers in a list, such as [Console()].")
+        self._reductions, self._samples, self._writers = dict(scalars or {}), samples, writers
         self._recorded: dict[str, float | Tensor] = {}
         self._underway: StepSnapshot | None = None
         self._look()
@@ -128,15 +134,23 @@ class Metrics:
                 raise ValueError(
                     f"scalar {name!r} is {value.dtype} of shape {tuple(value.shape)}; give one real number."
                 )
+            if not isinstance(value, Tensor):
+                check_number(f"scalar {name!r}", value)
             self._recorded[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
 
     def log(self, **scalars: float) -> None:
         """Write what was measured after a step, such as a loss on held-out text, at once, whether the step is observed
         or not: a record of its own, with step, time and scalars alone. It adds to the observation of that step.
 
-        No collective: what rank 0 is given is written, as it is.
+        No collective: what rank 0 is given is written, as it is. Raises TypeError, and writes nothing, for what is no
+        number.
         """
-        self._write({"step": self.step, "time": time.time(), "scalars": dict(scalars)})
+        for name, value in scalars.items():
+            if value is not None:
+                check_number(f"scalar {name!r}", value)
+        self._write(
+            {"step": self.step, "time": time.time(), "scalars": {name: plain(value) for name, value in scalars.items()}}
+        )
 
     def close(self) -> None:
         """Stop observing, and close the writers. No collective; twice does no harm."""
@@ -303,8 +317,7 @@ class Metrics:
 
     def _check_arguments(self) -> None:
         for name, value, least in (("every", self.every, 1), ("samples", self._samples, 0), ("start", self.step, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is {value!r}; give a whole number, {least} or more.")
+            check_count(name, value, least)
         for name, how in self._reductions.items():
             if how not in REDUCTIONS:
                 raise ValueError(f"scalar {name!r} is to be reduced by {how!r}; choose one of {', '.join(REDUCTIONS)}.")

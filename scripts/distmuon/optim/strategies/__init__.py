@@ -33,9 +33,9 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def is_file(name: str) -> bool:
+def is_file(name: str | Path) -> bool:
     """Say whether `name` is meant as the path of a file with a strategy of one's own."""
-    return name.endswith(".py")
+    return isinstance(name, str | Path) and str(name).endswith(".py")
 
 
 def complaint(name: str) -> str:
@@ -86,9 +86,13 @@ def load(name: str) -> type[Strategy]:
 
 def costs_of(name: str) -> StrategyCosts:
     """Return what the strategy `name` says of its costs; raises ValueError where it says nothing."""
+    from distmuon.optim.strategies.costs import StrategyCosts  # and with it torch
+
     found = getattr(module(name), "COSTS", None)
     if found is None:
         raise ValueError(f"strategy is {name!r}, of which nothing is predicted; give its file COSTS.")
+    if not isinstance(found, StrategyCosts):
+        raise ValueError(f"strategy is {name!r}, whose COSTS are {found!r}; make them StrategyCosts(sends, allocates).")
     return found
 
 

@@ -7,7 +7,9 @@ without torch; what their ranks do stands beside this module.
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 from distmuon import launch
@@ -21,8 +23,11 @@ RACE = "muonbook.ch16.race.four_ranks:race"
 TRAINING = "muonbook.ch16.race.four_ranks:compare_training_steps"
 
 
-def measure(quick: bool, folder: str | None) -> dict[str, Any]:
-    """Return all that is measured. folder: with clones of the other implementations, or None."""
+def measure(quick: bool) -> dict[str, Any]:
+    """Return all that is measured. Clones of the other implementations are in the folder that PEERS names, if any."""
+    folder = os.environ.get("PEERS")
+    if folder and not Path(folder).is_dir():
+        raise launch.UsageError(f"PEERS={folder}: there is no such folder; clone the others into one.")
     here = peers.find(folder)
     if here["dion"]["here"] and shutil.which("g++") is None:
         here["dion"] = {"here": False, "remedy": "torch.compile needs g++ for it; install one."}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from muonbook import peers
-from muonbook.ch17.kit import conformance_table
 from muonbook.ch17.kit.peer_muons import EXAMINED, ExaminedMuon
 from muonbook.measure import results
 
@@ -22,12 +21,9 @@ LIMIT = 600.0  # seconds for one Muon: a minute where nothing else runs, many wh
 
 
 def main(doc: str | None) -> int:
-    """Examine everybody who is here, print the table, write --json; doc: the help. Clones are where PEERS says."""
+    """Examine everybody who is here, and write --json; doc: the help. Clones are where PEERS says."""
     arguments = results.parse(doc, "leave out the programs of torch's users")
-    found = measure(os.environ.get("PEERS"), arguments.quick)
-    print("\n".join([*conformance_table.lines(found), *conformance_table.failures(found)]))
-    if arguments.json:
-        results.write(arguments.json, found)
+    results.write(arguments.json, measure(os.environ.get("PEERS"), arguments.quick))
     return 0
 
 

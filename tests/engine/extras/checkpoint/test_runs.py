@@ -135,6 +135,25 @@ def test_a_second_training_in_a_run_is_refused_until_the_first_ends_or_dies(tmp_
         pass
 
 
+@pytest.mark.parametrize("count", [None, -1, 1.5, "2", True])
+def test_a_count_that_is_none_removes_nothing(tmp_path: Path, count: Any) -> None:
+    for step in (1, 2):
+        save(at_step(tmp_path, step), *work.small())
+    with pytest.raises(ValueError, match=f"count is {count!r}; give a whole number, 0 or more") as error:
+        prune(tmp_path, count)
+    message(error)
+    assert len([*tmp_path.iterdir()]) == 2
+    with pytest.raises(ValueError, match=f"step is {count!r}; give a whole number, 0 or more"):
+        at_step(tmp_path, count)
+
+
+def test_a_model_that_is_none_is_refused_by_a_sentence(tmp_path: Path) -> None:
+    for act in (save, load_newest):
+        save(at_step(tmp_path, 1), *work.small()) if act is load_newest else None
+        with pytest.raises(TypeError, match=r"the model is None \(NoneType\); give an nn.Module"):
+            act(tmp_path if act is load_newest else at_step(tmp_path, 1), None)  # type: ignore[arg-type]
+
+
 def test_a_second_saver_of_a_step_leaves_the_first_ones_files(tmp_path: Path) -> None:
     step = at_step(tmp_path, 7)
     (tmp_path / ".unfinished-step-000007-abcdefgh").mkdir()

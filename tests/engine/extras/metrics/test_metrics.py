@@ -334,8 +334,12 @@ def test_what_cannot_be_watched_is_refused_in_a_sentence() -> None:
     metrics = Metrics(optimizer, scalars={"loss": "mean"})
     assert "scalar(s) los were not announced (loss were)" in said(ValueError, metrics.record, los=1.0)
     assert "shape (2,)" in said(ValueError, metrics.record, loss=torch.ones(2))
-    with pytest.raises(ValueError, match="could not convert"):
-        metrics.record(loss="little")  # type: ignore[arg-type]
+    for take in (metrics.record, metrics.log):
+        assert "scalar 'loss' is 'little'; give a number" in said(TypeError, take, loss="little")
+    assert "scalar 'loss' is a tensor of 2 elements" in said(ValueError, metrics.log, loss=torch.ones(2))
+    assert "scalars is ['loss']; give names" in said(TypeError, Metrics, optimizer, scalars=["loss"])
+    for to in (None, "run.jsonl", [None]):
+        assert f"to is {to!r}; give writers in a list" in said(TypeError, Metrics, optimizer, to=to)
 
 
 def test_a_recorded_tensor_may_be_written_to_afterwards() -> None:

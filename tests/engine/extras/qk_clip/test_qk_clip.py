@@ -255,6 +255,10 @@ def test_what_it_cannot_take_is_refused_in_a_sentence() -> None:
     optimizer, one = still(model), layer.heads()["layer"]
     for arguments, words in (
         ({"attentions": {}}, "there is no layer to clip"),
+        ({"attentions": {"a": layer}}, "attentions holds a Layer; give {name: AttentionHeads"),
+        ({"attentions": None}, "attentions holds a NoneType; give {name: AttentionHeads"),
+        ({"threshold": None}, "threshold is None; give a number"),
+        ({"alpha": "0.5"}, "alpha is '0.5'; give a number"),
         ({"threshold": 0.0}, "threshold is 0.0"),
         ({"threshold": math.nan}, "threshold is nan"),
         ({"alpha": 1.5}, "alpha is 1.5"),
@@ -268,9 +272,11 @@ def test_what_it_cannot_take_is_refused_in_a_sentence() -> None:
         ({"attentions": {"a": one._replace(key=nn.Linear(8, 12))}}, "the key of 'a' is no parameter of the optimizer"),
         ({"attentions": {"a": one, "b": one}}, "the query of 'b' is the query of 'a', too"),
     ):
-        with pytest.raises(ValueError, match=words) as error:
+        with pytest.raises((TypeError, ValueError), match=words) as error:
             QKClip(optimizer, **({"attentions": {"a": one}} | arguments))
         message(error)
+    with pytest.raises(TypeError, match="optimizer is None; give the one that trains the weights"):
+        QKClip(None, {"a": one})  # type: ignore[arg-type]
     clip = QKClip(optimizer, {"a": one})
     q, k = layer(gaussian(3, 6, 8, seed=3))
     for name, tensors, words in (
@@ -283,3 +289,20 @@ def test_what_it_cannot_take_is_refused_in_a_sentence() -> None:
         message(error)
     with pytest.raises(ValueError, match="knows no layer 'c'"):
         clip.recorder("c")
+    with pytest.raises(TypeError, match="queries or keys of 'a' are no tensors"):
+        clip.record("a", None, k)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="scale is '1'; give a number"):
+        clip.record("a", q, k, scale="1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "value"), [("threshold", -1.0), ("threshold", None), ("alpha", math.nan)])
+def test_an_option_that_is_set_wrong_later_scales_nothing(name: str, value: Any) -> None:
+    layer = Layer(4)
+    optimizer = still(layer)
+    clip, was = QKClip(optimizer, layer.heads(), 0.01), layer.query.weight.detach().clone()
+    setattr(clip, name, value)
+    clip.record("layer", *layer(gaussian(3, 6, 8, seed=3)))
+    with pytest.raises((TypeError, ValueError), match=f"{name} is {value!r}") as error:
+        optimizer.step()
+    message(error)
+    assert torch.equal(layer.query.weight, was)
