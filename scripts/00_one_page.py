@@ -204,8 +204,8 @@ def train(rank: int, D: int, T: int, steps: int, backend: str, folder: str, imag
     trained = [torch.cat(all_gather(w, me.tp_group), cut) for w, cut in zip(me.weights, CUTS)]
     dist.all_reduce(losses)
     kept: list = [None] * (D * T)
-    mine = [f"{len(piece):,} of {name}" for name, piece in zip(MATRICES, me.pieces) if piece]
-    dist.all_gather_object(kept, " and ".join(mine))
+    owned = [f"{len(piece):,} of {name}" for name, piece in zip(MATRICES, me.pieces) if piece]
+    dist.all_gather_object(kept, " and ".join(owned))
     if rank == 0:
         torch.save((trained, losses / (D * T), kept), f"{folder}/trained.pt")
     dist.destroy_process_group()

@@ -38,7 +38,7 @@ def main():
     check_json(arguments)
     recipe = recipe_of(arguments, optimizer="adamw").shared_by(arguments.dp).check(arguments.dp, arguments.tp)
     if arguments.compare:
-        return run_job(arguments, "muonbook.ch06.experiments:compare", (recipe,), recipe, report="report_variants")
+        return run_job(arguments, "muonbook.ch06.experiments:compare", (recipe,), recipe, report="report_baselines")
     return run_job(arguments, "muonbook.ch06.experiments:train", (recipe,), recipe, arguments.dp, arguments.threads)
 
 

@@ -20,7 +20,7 @@ TAKES = {  # job -> its options
 def parse():
     parser = launch.parser(__doc__)
     launch.add_arguments(parser, dp=2, tp=2)
-    job = parser.add_argument_group("the job (default: count one step of every contender)")
+    job = parser.add_argument_group("the job (default: count one step of every baseline)")
     job.add_argument("--ratios", action="store_true", help="Muon over ZeRO-1 AdamW, by formula and counted")
     parser.add_argument("--shape", metavar=launch.choices(tuple(SHAPES)), default="even", help="model (default: even)")
     puzzles.add_arguments(parser)

@@ -4,16 +4,16 @@ python scripts/15_regimes.py --skew
 """
 
 from distmuon import launch
+from muonbook.baselines import TITLES
 from muonbook.ch15 import puzzle as choose_grid
 from muonbook.ch15 import regimes
 from muonbook.puzzles import add_arguments, handle
-from muonbook.ways import TITLES
 
-SKEWED = ("zero1", "ddp", *regimes.ALGORITHMS)
+SKEWED = ("zero1", "ddp", *regimes.MUON_LAYOUTS)
 
 
 def print_skew():
-    """Run the workload on four grids and print what every variant sends: counted, and predicted."""
+    """Run the workload on four grids and print what every baseline sends: counted, and predicted."""
     rows = regimes.measure_skew(rounds=0)
     print(f"MB that a rank sends per step, mean over 8 ranks, {rows[0]['tokens']:,} tokens, by DP x TP ranks")
     print("".join(f"{row['dp']:>5} x {row['tp']}" for row in rows))

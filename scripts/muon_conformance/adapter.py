@@ -117,13 +117,15 @@ def load(source: str) -> Adapter:
         ) from error
     if not hasattr(module, name):
         raise ValueError(f"--optimizer {source}: {where} has no {name}.")
-    found = getattr(module, name)
-    if isinstance(found, type) and issubclass(found, Optimizer):
-        found = detect(found)
-    if not isinstance(found, Adapter):
-        raise ValueError(f"--optimizer {source} is a {type(found).__name__}; give an optimizer's class, or an Adapter.")
-    settings = vars(found) | {"name": found.name or name, "source": f"{where}:{name}"}
-    return Adapter(**settings | {"version": found.version or _version(where)})
+    adapter = getattr(module, name)
+    if isinstance(adapter, type) and issubclass(adapter, Optimizer):
+        adapter = detect(adapter)
+    if not isinstance(adapter, Adapter):
+        raise ValueError(
+            f"--optimizer {source} is a {type(adapter).__name__}; give an optimizer's class, or an Adapter."
+        )
+    settings = vars(adapter) | {"name": adapter.name or name, "source": f"{where}:{name}"}
+    return Adapter(**settings | {"version": adapter.version or _version(where)})
 
 
 def _from_file(path: Path) -> Any:

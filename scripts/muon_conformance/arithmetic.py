@@ -28,11 +28,11 @@ def _gradients(steps: int = STEPS) -> list[list[Tensor]]:
 @check("Whoever changes an optimizer under a recipe relies on the same numbers coming out of the same gradients.")
 def golden_numbers(subject: Subject) -> str:
     weights = _weights()
-    found, _ = subject.train(weights, _gradients())
+    trained, _ = subject.train(weights, _gradients())
     expected = subject.plain(weights, _gradients())
     off = max(
         near(w - start, e - start, subject.tolerance, f"{STEPS} steps of a {tuple(start.shape)} matrix")
-        for w, e, start in zip(found, expected, weights, strict=True)
+        for w, e, start in zip(trained, expected, weights, strict=True)
     )
     subject.numbers |= {"distance": off, "tolerance": subject.tolerance}
     measured = [name for name in ("nesterov", "scale") if getattr(subject.adapter, name) is None]
@@ -86,14 +86,14 @@ def each_parameter_has_its_own_momentum(subject: Subject) -> str:
 @check("The scale decides what a learning rate means; another one silently trains some shapes faster than others.")
 def the_scale_of_every_shape(subject: Subject) -> str:
     shapes = ((32, 16), (16, 32), (16, 16), (48, 8), (8, 48))
-    found = {shape: subject.measured_scale(*shape) for shape in shapes}
-    subject.numbers |= {"factors": {f"{a}x{b}": factor for (a, b), factor in found.items()}}
+    factors = {shape: subject.measured_scale(*shape) for shape in shapes}
+    subject.numbers |= {"factors": {f"{a}x{b}": factor for (a, b), factor in factors.items()}}
     rule = subject.adapter.scale
     if rule is None:
-        fits = [name for name, (_, f) in SCALES.items() if all(abs(x / f(*s) - 1) < 0.05 for s, x in found.items())]
+        fits = [name for name, (_, f) in SCALES.items() if all(abs(x / f(*s) - 1) < 0.05 for s, x in factors.items())]
         formula = SCALES[fits[0]][0] if fits else "none that the kit knows"
-        raise Unclaimed(f"the factor is {formula}, by measurement; of a 32x16 it is {found[32, 16]:.3g}.")
-    for (a, b), factor in found.items():
+        raise Unclaimed(f"the factor is {formula}, by measurement; of a 32x16 it is {factors[32, 16]:.3g}.")
+    for (a, b), factor in factors.items():
         expected = subject.scale(a, b)
         if not abs(factor / expected - 1) <= subject.tolerance:
             raise Breach(
@@ -117,19 +117,19 @@ SPECTRA = {
 @check("Muon is the promise that all directions move alike: singular values in the band of its polynomial.")
 def singular_values(subject: Subject) -> str:
     shape, (low, high) = (12, 20), subject.arithmetic.band()
-    rounded = Arithmetic(True, subject.schedule, SCALES["unit"][1], subject.adapter.precision)
+    rounded = Arithmetic(True, subject.polynomials, SCALES["unit"][1], subject.adapter.precision)
     left, right = (torch.linalg.qr(gaussian(side, side, seed=side).double()).Q for side in shape)
     right, factor = right[:, :12], subject.scale(*shape)
-    seen: list[float] = []
+    all_values: list[float] = []
     for name, values in SPECTRA.items():
         matrix = (left @ torch.diag(values.double()) @ right.T).float()
         relative = values.double() / values.double().norm()
-        found, control = subject.first_update(matrix) / factor, rounded.orthogonalized(matrix)
-        mine, theirs = ((left.T @ x @ right).diagonal() for x in (found, control))
+        update, control = subject.first_update(matrix) / factor, rounded.orthogonalized(matrix)
+        made_values, control_values = ((left.T @ x @ right).diagonal() for x in (update, control))
         expected, spoken = subject.arithmetic.response(relative), relative > 1e-2
-        slack = max(4 * float((theirs - expected)[spoken].abs().max()), subject.tolerance)
-        worst = float((mine - expected)[spoken].abs().max())
-        top = float(torch.linalg.matrix_norm(found, 2))
+        slack = max(4 * float((control_values - expected)[spoken].abs().max()), subject.tolerance)
+        worst = float((made_values - expected)[spoken].abs().max())
+        top = float(torch.linalg.matrix_norm(update, 2))
         if not worst <= slack:
             raise Breach(
                 f"of a gradient whose spectrum is {name}, a singular value is {worst:.2g} off its polynomial's; "
@@ -140,11 +140,10 @@ def singular_values(subject: Subject) -> str:
                 f"of a gradient whose spectrum is {name}, the update has a singular value of {top:.2f}; at most "
                 f"{high:.2f} is promised."
             )
-        seen += mine[spoken].tolist()
-    subject.numbers |= {"least": min(seen), "largest": max(seen), "band": [low, high]}
-    return (
-        f"{min(seen):.2f} to {max(seen):.2f} on {len(SPECTRA)} spectra; the polynomial gives {low:.2f} to {high:.2f}."
-    )
+        all_values += made_values[spoken].tolist()
+    least, largest = min(all_values), max(all_values)
+    subject.numbers |= {"least": least, "largest": largest, "band": [low, high]}
+    return f"{least:.2f} to {largest:.2f} on {len(SPECTRA)} spectra; the polynomial gives {low:.2f} to {high:.2f}."
 
 
 @check("A gradient's size is chance (loss scale, batch, depth); Muon's step must not depend on it.")
@@ -157,9 +156,9 @@ def scale_invariance(subject: Subject) -> str:
     powers = [power for power in (lowest, -10, 10, 20) if power >= lowest]
     bits = True
     for power in powers:
-        found = subject.first_update(gradient * 2.0**power)
-        near(found, expected, subject.tolerance, f"the update of a gradient times 2^{power}")
-        bits &= torch.equal(found, expected)
+        update = subject.first_update(gradient * 2.0**power)
+        near(update, expected, subject.tolerance, f"the update of a gradient times 2^{power}")
+        bits &= torch.equal(update, expected)
     return f"the same update from gradients times 2^{min(powers)} to 2^{max(powers)}{', to the bit' * bits}."
 
 
@@ -207,13 +206,13 @@ def a_NaN_is_not_swallowed(subject: Subject) -> str:
     gradient, weight = gaussian(12, 8), 0.3 * gaussian(12, 8, seed=1)
     gradient[3, 4] = math.nan
     try:
-        (found, other), _ = subject.train([weight, weight], [[gradient, gaussian(12, 8, seed=2)]])
+        (trained, other), _ = subject.train([weight, weight], [[gradient, gaussian(12, 8, seed=2)]])
     except Exception as error:
         return f"raises {type(error).__name__}."
     beside = "another matrix of the step trains on" if other.isfinite().all() else "and so is every other matrix"
-    if not found.isfinite().all():
+    if not trained.isfinite().all():
         return f"is in the weights, where anyone finds it; {beside}."
-    moved = "stayed where it was, and nothing was said" if torch.equal(found, weight) else "moved to finite numbers"
+    moved = "stayed where it was, and nothing was said" if torch.equal(trained, weight) else "moved to finite numbers"
     raise Breach(f"a NaN in the gradient was expected to be raised or to be in the weights; the matrix {moved}.")
 
 

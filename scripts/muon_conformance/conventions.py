@@ -26,8 +26,8 @@ def _start() -> list[nn.Parameter]:
     return [nn.Parameter(0.3 * gaussian(*A, seed=3)), nn.Parameter(0.3 * gaussian(*B, seed=4))]
 
 
-def _same(found: Tensor, expected: Tensor) -> str:
-    return "to the bit" if torch.equal(found, expected) else f"up to {distance(found, expected):.0e}"
+def _same(actual: Tensor, expected: Tensor) -> str:
+    return "to the bit" if torch.equal(actual, expected) else f"up to {distance(actual, expected):.0e}"
 
 
 @check("Layers have their own learning rates; an option that leaks from group to group trains other layers than asked.")
@@ -84,7 +84,7 @@ def a_schedule_moves_the_step(subject: Subject) -> str:
 @check("Line searches, LBFGS-like loops and trainers call step(closure) and want its loss back.")
 def a_closure(subject: Subject) -> str:
     parameters, plain = _start(), _start()
-    rows, seen = [_row(step) for step in range(2)], []
+    rows, losses = [_row(step) for step in range(2)], []
 
     def closure(row: list[Tensor]) -> Tensor:
         if not torch.is_grad_enabled():
@@ -96,9 +96,9 @@ def a_closure(subject: Subject) -> str:
     optimizer = subject.adapter.optimizer(parameters)
     for row in rows:
         step: Any = optimizer.step
-        seen.append(step(partial(closure, row)))
-    if any(loss is None or float(loss) != 7 for loss in seen):
-        raise Breach(f"step(closure) was expected to return the closure's 7.0, and returned {seen}.")
+        losses.append(step(partial(closure, row)))
+    if any(loss is None or float(loss) != 7 for loss in losses):
+        raise Breach(f"step(closure) was expected to return the closure's 7.0, and returned {losses}.")
     feed(subject.adapter.optimizer(plain), plain, rows)
     near(parameters[0], plain[0], subject.tolerance, "training by a closure")
     return "is called once with gradients enabled, and its loss returned."
@@ -148,10 +148,10 @@ def AdamW_for_the_rest(subject: Subject) -> str:
     optimizer = subject.adapter.optimizer(groups)
     group = next(g for g in optimizer.param_groups if any(p is bias for p in g["params"]))
     betas, eps = group.get("betas", (0.9, 0.999)), group.get("eps", 1e-8)
-    theirs = torch.optim.AdamW([other], lr=0.01, weight_decay=0.2, betas=betas, eps=eps)
+    adamw = torch.optim.AdamW([other], lr=0.01, weight_decay=0.2, betas=betas, eps=eps)
     before = bias.detach().clone()
     feed(optimizer, [matrix, bias], [[gaussian(*A, seed=i), gaussian(9, seed=50 + i)] for i in range(4)])
-    feed(theirs, [other], [[gaussian(9, seed=50 + i)] for i in range(4)])
+    feed(adamw, [other], [[gaussian(9, seed=50 + i)] for i in range(4)])
     off = near(bias - before, other - before, 1e-4, "four steps of a bias beside torch.optim.AdamW's")
     return f"a bias trains as under torch.optim.AdamW, up to {off:.0e}."
 
@@ -192,18 +192,23 @@ def follow(name: str, subject: Subject) -> str:
         raise Unclaimed(
             "plain training does not follow the arithmetic, so nothing can be compared: see golden numbers."
         )
-    found, sees = PROGRAMS[name](lambda model: subject.adapter.optimizer(model.parameters()))
-    expected, saw = PROGRAMS[name](lambda model: PlainMuon(model.parameters(), subject.arithmetic, **DEFAULTS))
+    trained, events = PROGRAMS[name](lambda model: subject.adapter.optimizer(model.parameters()))
+    reference, reference_events = PROGRAMS[name](
+        lambda model: PlainMuon(model.parameters(), subject.arithmetic, **DEFAULTS)
+    )
     weights, others = (
-        torch.cat([p.detach().flatten().double() for p in one.parameters()]) for one in (found, expected)
+        torch.cat([p.detach().flatten().double() for p in one.parameters()]) for one in (trained, reference)
     )
     begun = torch.cat([p.detach().flatten() for p in SmallNet().parameters()])
     start = begun if len(begun) == len(weights) else 0 * weights
     most = subject.tolerance * (2 if subject.adapter.scale is None else 1)  # a measured scale has roundings of its own
     off = near(weights - start, others - start, most, "the weights at its end")
-    mine, theirs = (torch.tensor([x for row in rows for x in _flat(row)], dtype=torch.float64) for rows in (sees, saw))
-    if mine.shape != theirs.shape or not torch.allclose(
-        mine, theirs, rtol=subject.tolerance, atol=1e-9, equal_nan=True
+    numbers, reference_numbers = (
+        torch.tensor([x for row in rows for x in _flat(row)], dtype=torch.float64)
+        for rows in (events, reference_events)
+    )
+    if numbers.shape != reference_numbers.shape or not torch.allclose(
+        numbers, reference_numbers, rtol=subject.tolerance, atol=1e-9, equal_nan=True
     ):
         raise Breach("losses, options or events on the way were expected to be those of the reference, and differ.")
     return f"ends {off:.0e} from the reference."

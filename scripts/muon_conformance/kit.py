@@ -51,7 +51,7 @@ class Subject:
     _scales: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @functools.cached_property
-    def schedule(self) -> tuple[Quintic, ...]:
+    def polynomials(self) -> tuple[Quintic, ...]:
         return quintics(self.adapter.coefficients, self.adapter.steps)
 
     @functools.cached_property
@@ -66,11 +66,11 @@ class Subject:
 
     @functools.cached_property
     def arithmetic(self) -> Arithmetic:
-        return Arithmetic(self.nesterov, self.schedule, self.scale, average=self.momentum_kind == "average")
+        return Arithmetic(self.nesterov, self.polynomials, self.scale, average=self.momentum_kind == "average")
 
     @functools.cached_property
     def tolerance(self) -> float:
-        return tolerance(self.schedule, self.adapter.precision)
+        return tolerance(self.polynomials, self.adapter.precision)
 
     def scale(self, a: int, b: int) -> float:
         """Return the factor on the update of an [A, B]: as claimed, else as measured."""
@@ -84,7 +84,7 @@ class Subject:
         if (a, b) in self._scales:
             return self._scales[a, b]
         gradient = gaussian(a, b, seed=a + 7 * b)
-        exact = Arithmetic(True, self.schedule, SCALES["unit"][1]).orthogonalized(gradient)
+        exact = Arithmetic(True, self.polynomials, SCALES["unit"][1]).orthogonalized(gradient)
         self._scales[a, b] = float((self.first_update(gradient) * exact).sum() / exact.square().sum())
         return self._scales[a, b]
 
@@ -96,7 +96,7 @@ class Subject:
         second = p[0].double() - q[0].double()
 
         def off(nesterov: bool) -> float:
-            arithmetic = Arithmetic(nesterov, self.schedule, SCALES["unit"][1])
+            arithmetic = Arithmetic(nesterov, self.polynomials, SCALES["unit"][1])
             exact = arithmetic.orthogonalized(arithmetic.fed(gradients[0].clone(), gradients[1], 0.95))
             return float(1 - (second * exact).sum() / (second.norm() * exact.norm()))
 
@@ -212,9 +212,9 @@ def said(error: BaseException, most: int = 240) -> str:
     return f"{type(error).__name__}: {words[:most]}{'…' * (len(words) > most)}"
 
 
-def near(found: Tensor, expected: Tensor, most: float, what: str) -> float:
+def near(actual: Tensor, expected: Tensor, most: float, what: str) -> float:
     """Return the relative distance of two tensors. Raises Breach where it is more than `most`, or no number."""
-    off = distance(found, expected)
+    off = distance(actual, expected)
     if not off <= most:
         raise Breach(f"{what}: expected at most {most:.1g} from the reference, relative, saw {off:.2g}.")
     return off

@@ -50,11 +50,11 @@ def each_step(move: Callable[..., Any]) -> Callable[..., Trained]:
 
     @functools.wraps(move)
     def run(make: Make, **choice: Any) -> Trained:
-        model, seen = SmallNet(), list[Any]()
+        model, observed = SmallNet(), list[Any]()
         optimizer = make(model)
         for i in range(STEPS):
-            seen += move(model, optimizer, i, **choice) or []
-        return model, seen
+            observed += move(model, optimizer, i, **choice) or []
+        return model, observed
 
     return run
 
@@ -66,9 +66,9 @@ def halfway(change: Callable[..., Any]) -> Callable[..., Trained]:
     def run(make: Make, **choice: Any) -> Trained:
         model = SmallNet()
         optimizer = make(model)
-        seen = train(model, optimizer, 2)
+        observed = train(model, optimizer, 2)
         change(model, optimizer, **choice)
-        return model, seen + train(model, optimizer, 2, first=2)
+        return model, observed + train(model, optimizer, 2, first=2)
 
     return run
 
@@ -141,12 +141,12 @@ def plain_training(make: Make) -> Trained:
 
 @program
 def a_closure(make: Make) -> Trained:
-    model, seen = SmallNet(), []
+    model, observed = SmallNet(), []
     optimizer = make(model)
 
     def closure(i: int) -> Any:
         assert torch.is_grad_enabled()
-        seen.append(i)
+        observed.append(i)
         optimizer.zero_grad()
         loss = loss_of(model, i)
         loss.backward()
@@ -154,10 +154,10 @@ def a_closure(make: Make) -> Trained:
 
     for i in range(STEPS):
         loss: Any = optimizer.step(functools.partial(closure, i))
-        seen.append(loss.item())
+        observed.append(loss.item())
     optimizer.zero_grad()
     assert optimizer.step() is None
-    return model, seen
+    return model, observed
 
 
 @programs(
@@ -194,11 +194,11 @@ def gradients_are_changed_by(model: nn.Module, optimizer: Optimizer, i: int, cho
     optimizer.zero_grad()
     assert all(p.grad is None for p in model.parameters())
     loss_of(model, i).backward()
-    seen = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None]
+    observed = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None]
     if i % 2:
         change_gradients(model, choice)
     optimizer.step()
-    return seen
+    return observed
 
 
 @program
@@ -222,7 +222,7 @@ def torch_clips_the(model: nn.Module, optimizer: Optimizer, i: int, choice: Call
 
 @programs({"": False, "and clips": True})
 def a_scaler_meets_an_infinity(make: Make, choice: bool) -> Trained:
-    model, seen = SmallNet(), []
+    model, observed = SmallNet(), []
     optimizer, scaler = make(model), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     for i in range(STEPS + 2):
         optimizer.zero_grad()
@@ -233,8 +233,8 @@ def a_scaler_meets_an_infinity(make: Make, choice: bool) -> Trained:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
-        seen += [scaler.get_scale(), *sizes(model)]
-    return model, seen
+        observed += [scaler.get_scale(), *sizes(model)]
+    return model, observed
 
 
 @program
@@ -265,14 +265,14 @@ def gradients_that_are_held_keep_their_values_when(
     choice(optimizer)
     optimizer.zero_grad()
     loss_of(model, 50 + i).backward()
-    seen = [float(grad.norm()) for grad in held if grad is not None]
+    observed = [float(grad.norm()) for grad in held if grad is not None]
     for p, grad in zip(model.parameters(), held, strict=True):
         assert p.grad is not None
         assert grad is not None
         p.grad = grad - 0.5 * p.grad
     optimizer.step()
     optimizer.zero_grad()
-    return seen
+    return observed
 
 
 def swap_gradients(p: Tensor, q: Tensor) -> None:
@@ -321,13 +321,13 @@ def backward_names_its_inputs(model: nn.Module, optimizer: Optimizer, i: int) ->
 def a_gradient_of_zero_still_decays(make: Make) -> Trained:
     model = SmallNet()
     optimizer = make(model)
-    seen = train(model, optimizer, 2)
+    observed = train(model, optimizer, 2)
     for _ in range(3):
         loss_of(model, 0).backward()
         optimizer.zero_grad(set_to_none=False)
         optimizer.step()
-        seen += sizes(model)
-    return model, seen
+        observed += sizes(model)
+    return model, observed
 
 
 @program
@@ -348,19 +348,19 @@ def steps_without_any_gradient(make: Make) -> Trained:
     model = SmallNet()
     optimizer = make(model)
     optimizer.step()
-    seen = sizes(model)
+    observed = sizes(model)
     train(model, optimizer, 2)
     optimizer.zero_grad()
     optimizer.step()
-    return model, seen + sizes(model)
+    return model, observed + sizes(model)
 
 
 @program
 def hooks_on_gradients_run(make: Make) -> Trained:
-    model, seen = SmallNet(), []
+    model, observed = SmallNet(), []
     model.first.weight.register_hook(lambda grad: -grad)
-    model.second.weight.register_post_accumulate_grad_hook(lambda p: seen.append(float(p.grad.norm())))
-    return model, [*train(model, make(model)), *seen]
+    model.second.weight.register_post_accumulate_grad_hook(lambda p: observed.append(float(p.grad.norm())))
+    return model, [*train(model, make(model)), *observed]
 
 
 @program
@@ -385,12 +385,12 @@ def gradients_of_gradients(model: nn.Module, optimizer: Optimizer, i: int) -> An
 
 @program
 def a_layer_is_frozen_and_thawed(make: Make) -> Trained:
-    model, seen = SmallNet(), []
+    model, observed = SmallNet(), []
     optimizer = make(model)
     for i in range(6):
         model.first.requires_grad_(i not in (0, 2, 3))
-        seen += [step(model, optimizer, i), *sizes(model)]
-    return model, seen
+        observed += [step(model, optimizer, i), *sizes(model)]
+    return model, observed
 
 
 @program
@@ -398,9 +398,9 @@ def a_layer_is_frozen_before_there_is_an_optimizer(make: Make) -> Trained:
     model = SmallNet()
     model.first.requires_grad_(False)
     optimizer = make(model)
-    seen = [*train(model, optimizer, 2), *sizes(model)]
+    observed = [*train(model, optimizer, 2), *sizes(model)]
     model.first.requires_grad_(True)
-    return model, seen + train(model, optimizer, 2, first=2)
+    return model, observed + train(model, optimizer, 2, first=2)
 
 
 @program
@@ -517,12 +517,12 @@ def parameters_are_swapped(model: Any, optimizer: Optimizer) -> None:
 def a_model_and_its_optimizer_are_copied_by(make: Make, choice: Callable[[Any], Any]) -> Trained:
     model = SmallNet()
     optimizer = make(model)
-    seen = train(model, optimizer, 2)
+    observed = train(model, optimizer, 2)
     model, optimizer = choice((model, optimizer))
     for lr in (0.0, 0.05):
         set_lr(optimizer, lr)
-        seen += train(model, optimizer, 2, first=2)
-    return model, seen
+        observed += train(model, optimizer, 2, first=2)
+    return model, observed
 
 
 @program
@@ -562,26 +562,26 @@ def weights_are_averaged_and_swapped_in(make: Make) -> Trained:
     model = SmallNet()
     optimizer = make(model)
     average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))
-    seen = []
+    observed = []
     for i in range(STEPS):
-        seen.append(step(model, optimizer, i))
+        observed.append(step(model, optimizer, i))
         average.update_parameters(model)
-    seen.append(loss_of(average, 0).item())
+    observed.append(loss_of(average, 0).item())
     for p, mean in zip(model.parameters(), average.module.parameters(), strict=True):
         p.data.copy_(mean.data)
-    return model, seen + train(model, optimizer, 2)
+    return model, observed + train(model, optimizer, 2)
 
 
 @program
 def a_copy_of_the_model_is_no_part_of_the_training(make: Make) -> Trained:
     model = SmallNet()
     optimizer = make(model)
-    seen = train(model, optimizer, 2)
+    observed = train(model, optimizer, 2)
     teacher = copy.deepcopy(model)
     loss_of(teacher, 9).backward()
-    seen += train(model, optimizer, 2, first=2)
+    observed += train(model, optimizer, 2, first=2)
     return model, [
-        *seen,
+        *observed,
         loss_of(teacher, 0).item(),
         *(float(p.grad.norm()) for p in teacher.parameters() if p.grad is not None),
     ]
@@ -624,13 +624,13 @@ def the_schedule_is(make: Make, choice: Callable[[Optimizer], Any]) -> Trained:
     model = SmallNet()
     optimizer = make(model)
     scheduler = choice(optimizer)
-    start, seen = options_of(optimizer), []
+    start, observed = options_of(optimizer), []
     for i in range(6):
         loss = step(model, optimizer, i)
         scheduler.step(*[loss] * isinstance(scheduler, lr_scheduler.ReduceLROnPlateau))
-        seen.append(options_of(optimizer))
-    assert seen[-2] != start
-    return model, seen
+        observed.append(options_of(optimizer))
+    assert observed[-2] != start
+    return model, observed
 
 
 @program
@@ -664,10 +664,10 @@ def a_run_is_resumed_from_its_state(make: Make) -> Trained:
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(model, optimizer, 2, first=2)
-    seen = train(other, resumed, 2, first=2)
+    observed = train(other, resumed, 2, first=2)
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
-    return other, [*seen, *options_of(resumed)]
+    return other, [*observed, *options_of(resumed)]
 
 
 @program
@@ -676,25 +676,25 @@ def a_run_goes_back_to_where_it_was(make: Make) -> Trained:
     optimizer = make(model)
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    seen = train(model, optimizer, 2, first=2)
+    observed = train(model, optimizer, 2, first=2)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     again = train(model, optimizer, 2, first=2)
-    assert again == seen
-    return model, seen
+    assert again == observed
+    return model, observed
 
 
 @program
 def a_run_that_went_back_is_held_still(make: Make) -> Trained:
     model = SmallNet()
     optimizer = make(model)
-    seen = train(model, optimizer, 2)
+    observed = train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    seen += train(model, optimizer, 1, first=2)
+    observed += train(model, optimizer, 1, first=2)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     set_lr(optimizer, 0.0)  # what a schedule does to the groups that a load has brought
-    return model, seen + train(model, optimizer, 2, first=2)
+    return model, observed + train(model, optimizer, 2, first=2)
 
 
 @programs(
@@ -715,32 +715,32 @@ def the_state_is_reset_by(model: Any, optimizer: Optimizer, choice: Callable[[Op
 def the_distributed_checkpoints_state_by_names(make: Make) -> Trained:
     model, other = SmallNet(), SmallNet()
     optimizer = make(model)
-    seen = train(model, optimizer, 2)
+    observed = train(model, optimizer, 2)
     saved = copy.deepcopy(get_state_dict(model, optimizer))
     resumed = make(other)
     set_state_dict(other, resumed, model_state_dict=saved[0], optim_state_dict=saved[1])
     for one in (optimizer, resumed):  # torch has let the second take a step, before it loaded
         set_lr(one, 0.005)
-    seen += train(other, resumed, 2, first=2)
-    assert seen[2:] == train(model, optimizer, 2, first=2)
-    return other, seen
+    observed += train(other, resumed, 2, first=2)
+    assert observed[2:] == train(model, optimizer, 2, first=2)
+    return other, observed
 
 
 @program
 def hooks_around_a_step_run_and_may_change_its_arguments(make: Make) -> Trained:
     model = SmallNet()
-    seen: list[Any] = []
+    observed: list[Any] = []
     optimizer = make(model)
 
     def before(o: Optimizer, args: Any, kwargs: Any) -> Any:
-        seen.append(1.0 if o is optimizer else 0.0)
+        observed.append(1.0 if o is optimizer else 0.0)
         return (*args, lambda: 7.0), kwargs
 
     optimizer.register_step_pre_hook(before)
-    handle = optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append(2.0 if o is optimizer else 0.0))
+    handle = optimizer.register_step_post_hook(lambda o, args, kwargs: observed.append(2.0 if o is optimizer else 0.0))
     for i in range(2):
         loss_of(model, i).backward()
-        seen.append(optimizer.step())
+        observed.append(optimizer.step())
         optimizer.zero_grad()
         handle.remove()
-    return model, seen
+    return model, observed

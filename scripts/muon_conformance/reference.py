@@ -39,7 +39,7 @@ class Arithmetic:
     """One Muon's arithmetic, complete. scale: (A, B) -> factor. precision: None for float64."""
 
     nesterov: bool
-    schedule: tuple[Quintic, ...]
+    polynomials: tuple[Quintic, ...]
     scale: Callable[[int, int], float]
     precision: torch.dtype | None = None
     average: bool = False  # what is summed is (1 - mu) G, which shows where a schedule moves mu
@@ -69,7 +69,7 @@ class Arithmetic:
         if matrix.shape[0] > matrix.shape[1]:
             return self._rounded(matrix.mT).mT
         x = matrix / torch.linalg.vector_norm(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
-        for a, b, c in self.schedule:
+        for a, b, c in self.polynomials:
             gram = x @ x.mT
             x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
         return x
@@ -80,7 +80,7 @@ class Arithmetic:
     ) -> Tensor:  # [n], float64
         """Return what the quintics make of singular values."""
         values = values.double()
-        for a, b, c in self.schedule:
+        for a, b, c in self.polynomials:
             values = a * values + b * values**3 + c * values**5
         return values
 
@@ -126,25 +126,25 @@ def quintics(coefficients: Quintic | Sequence[Quintic], steps: int) -> tuple[Qui
 
 
 @functools.cache
-def tolerance(schedule: tuple[Quintic, ...], precision: torch.dtype, steps: int = 4) -> float:
+def tolerance(polynomials: tuple[Quintic, ...], precision: torch.dtype, steps: int = 4) -> float:
     """Return how far, relative to its own size, an update may be from the exact one by rounding alone.
 
     It is `TIMES_CONTROL` times the largest distance of the kit's own roundings: products in `precision`, of matrices
     and of their transposes and negatives with rows in another order, which changes the order of sums.
     """
-    exact = Arithmetic(True, schedule, SCALES["unit"][1])
-    rounded = Arithmetic(True, schedule, SCALES["unit"][1], precision)
-    found = []
+    exact = Arithmetic(True, polynomials, SCALES["unit"][1])
+    rounded = Arithmetic(True, polynomials, SCALES["unit"][1], precision)
+    distances = []
     for shape in SHAPES:
         for seed in range(steps):
             matrix = gaussian(*shape, seed=seed)
             expected = exact.orthogonalized(matrix)
             order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(seed))
             undone = torch.argsort(order)
-            found += [distance(rounded.orthogonalized(matrix), expected)]
-            found += [distance(-rounded.orthogonalized(-matrix[order])[undone], expected)]
-            found += [distance(rounded.orthogonalized(matrix.mT.contiguous()).mT, expected)]
-    return TIMES_CONTROL * max(found)
+            distances += [distance(rounded.orthogonalized(matrix), expected)]
+            distances += [distance(-rounded.orthogonalized(-matrix[order])[undone], expected)]
+            distances += [distance(rounded.orthogonalized(matrix.mT.contiguous()).mT, expected)]
+    return TIMES_CONTROL * max(distances)
 
 
 # ---- Numbers that are the same in every process ------------------------------------------------------------
@@ -155,7 +155,7 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
+def distance(actual: Tensor, expected: Tensor) -> float:
     """Return ||found - expected|| / ||expected|| over all elements, in float64."""
     expected = expected.detach().double()
-    return float((found.detach().double() - expected).norm() / expected.norm())
+    return float((actual.detach().double() - expected).norm() / expected.norm())

@@ -42,14 +42,14 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "conformance": ("tools", "conformance"),
     "chapters": ("tools", "time_chapters"),
     "one_line": ("tools", "one_line"),
-    "schedules": ("tools", "schedules"),
+    "ns_coefficients": ("tools", "ns_coefficients"),
     "variant_costs": ("tools", "variant_costs"),
     "step_ratios": ("tools", "step_ratios"),
     **LEARNING,
 }
 SHORT = ("step_times", "learning", "drills", "chapters")  # which have no --quick
 # No chapter shows them but in its first cell, whose line is not compared; `make book` fills in pages of prose.
-UNDRAWN = {"claims", "chapters", "one_line", "schedules", "step_ratios", "variant_costs"}
+UNDRAWN = {"claims", "chapters", "ns_coefficients", "one_line", "step_ratios", "variant_costs"}
 OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show
 OF_18 = {"drills", "divisions", "planner"}
 CHAPTERS = ("12", "13", "14", "15")  # whose pages show the rest

@@ -48,12 +48,12 @@ def update_rms_in_training(baseline):
 
     from distmuon.optim.param_groups import by_algorithm
     from distmuon.sharding.grid import Grid
-    from muonbook.contenders import CONTENDERS
     from muonbook.measure import workload
+    from muonbook.runnable_baselines import RUNNABLE
 
     torch.set_num_threads(1)  # the last bits depend on it
     job, grid = replace(workload.SHAPES["even"], lr=LR), Grid.alone("cpu")
-    trainer = CONTENDERS[baseline].make(job, grid)
+    trainer = RUNNABLE[baseline].make(job, grid)
     for group in trainer.optimizers[0].param_groups:
         group["betas"] = BETAS
     matrices = by_algorithm(trainer.model)["muon"]

@@ -4,7 +4,7 @@ What pages include is written there as well: all puzzles, and what some pages wo
 
 A chapter draws its own pictures; pages of prose and the README cannot. Their alt text stands on the page; a test holds
 both equal. Illustrations that depend on no measurement are files: the card beside a link to the book, the picture of
-the notation, the nine moves in plain words, and the seven ways to cut.
+the notation, and the frames of two films, the nine moves in plain words and the seven ways to cut.
 
 python scripts/tools draw_pages
 """
@@ -30,6 +30,8 @@ from tools.pages import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ROOT / "book" / "figures"
+FILMS = {"nine_moves.html": 4, "seven_cuts.html": None}  # whose frames are files: name -> still, as in `reshelled`
 
 
 def draw(target: Path) -> dict[str, str]:
@@ -43,7 +45,7 @@ def draw(target: Path) -> dict[str, str]:
         "puzzles.md": puzzle_list.page_part(ROOT),
         "cut_prices.md": prices.markdown(),
         "report_counts.md": report_counts.markdown(results.load("report_traces")),
-        "schedules.md": variants.schedules(),
+        "ns_coefficients.md": variants.ns_coefficients(),
         "race_variants.md": variants.race(),
         "gram_on_a_gpu.md": variants.on_a_gpu(),
         "variant_costs.md": variants.costs(),
@@ -53,6 +55,7 @@ def draw(target: Path) -> dict[str, str]:
         "planner_published.md": published.markdown(),
         "envelope_calculator.md": envelope_parts.calculator(),
         "plans.html": player.html("plans", plans.frames_of_sizes(results.load("divisions")["sizes"])),
+        **{film: player.reshelled((FIGURES / film).read_text(encoding="utf-8"), FILMS[film]) for film in FILMS},
         **plans.printed(ROOT),
     }
     described = {name: alt for name, (_, alt) in still.items()}
@@ -67,7 +70,5 @@ def draw(target: Path) -> dict[str, str]:
 def main() -> None:
     """Draw every picture and print where it lies, with its alt text."""
     launch.parser(__doc__).parse_args()
-    target = ROOT / "book" / "figures"
-    target.mkdir(exist_ok=True)
-    for name, alt in draw(target).items():
-        print(f"{target.relative_to(ROOT) / name}: {alt}")
+    for name, alt in draw(FIGURES).items():
+        print(f"{FIGURES.relative_to(ROOT) / name}: {alt}")

@@ -61,13 +61,13 @@ if not places and not os.path.exists(copy):
     try:
         subprocess.run(command, check=True, env=quiet, stderr=subprocess.PIPE, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).splitlines()[0].rstrip(".")
-        sys.exit("The project could not be fetched (" + said + "); mend that, and try again.")
+        reason = (getattr(error, "stderr", None) or str(error)).splitlines()[0].rstrip(".")
+        sys.exit("The project could not be fetched (" + reason + "); mend that, and try again.")
     places = [copy]
 home = places[0] if places else copy
 if not places or (os.path.isdir(home + "/.git") and not os.path.exists(home + "/.git/index")):
-    found = "In " + os.path.abspath(home) + " there is an unfinished copy of the project"
-    sys.exit(found + "; remove that folder, and run this cell again.")
+    problem = "In " + os.path.abspath(home) + " there is an unfinished copy of the project"
+    sys.exit(problem + "; remove that folder, and run this cell again.")
 if home != "..":
     os.chdir(home + "/notebooks")
 sys.path.insert(0, os.path.abspath("../scripts"))

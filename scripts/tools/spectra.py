@@ -1,4 +1,4 @@
-"""Singular values of many kinds, on which forms and schedules of Newton–Schulz are tried."""
+"""Singular values of many kinds, on which forms and coefficients of Newton–Schulz are tried."""
 
 from __future__ import annotations
 

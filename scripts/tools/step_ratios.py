@@ -17,12 +17,12 @@ RACE = "tools.asynchronous_adamw:race"
 
 
 def by_tokens(rounds, sequences=SEQUENCES):
-    """Return, per tokens of a rank, {contender: its step over ZeRO-1 AdamW's}."""
-    variants = {name: regimes.SKEW[name] for name in ("zero1", *TIMED_TOO)}
+    """Return, per tokens of a rank, {baseline: its step over ZeRO-1 AdamW's}."""
+    baselines = {name: regimes.SKEW[name] for name in ("zero1", *TIMED_TOO)}
     rows = []
     for each in sequences:
         workload = TIMED.shared_by(RANKS, each)
-        timed = launch.run(regimes.TIME_STEPS, (workload, variants, rounds, False), dp=RANKS)
+        timed = launch.run(regimes.TIME_STEPS, (workload, baselines, rounds, False), dp=RANKS)
         ranks = [rank[RANKS, 1] for rank in timed]
         over = {name: regimes.ratios(ranks, name, "zero1") for name in TIMED_TOO}
         rows.append({"tokens_per_rank": workload.tokens // RANKS, **over})

@@ -19,7 +19,7 @@ import worlds
 from distmuon import launch
 from distmuon.optim import gram
 from distmuon.optim.newton_schulz import _iterate, newton_schulz
-from tools import schedules
+from tools import ns_coefficients
 
 MINUTES = 5  # for one command: ranks are spawned, and each makes a CUDA context
 DEVICE = torch.device("cuda", 0)
@@ -142,12 +142,12 @@ def test_in_float16_the_gram_form_is_safe_on_every_spectrum(kernel: bool, monkey
     if kernel and not gram.has_kernel(DEVICE):
         pytest.skip("this GPU is none of those that the kernel is for.")
     monkeypatch.setattr(gram, "kernel_pays", lambda left: kernel)
-    monkeypatch.setattr(schedules, "forms", lambda: ON_A_GPU)
-    for row in schedules.judged(schedules.errors((512, 1024), (768, 768))):
+    monkeypatch.setattr(ns_coefficients, "forms", lambda: ON_A_GPU)
+    for row in ns_coefficients.judged(ns_coefficients.errors((512, 1024), (768, 768))):
         assert not row["fails"], row
 
 
 ON_A_GPU = {
-    "standard, bf16": lambda x, schedule: _iterate(x.to(DEVICE, torch.bfloat16), schedule).cpu(),
-    "Gram, fp16": lambda x, schedule: gram.half_gram_iterate((gram.HALF_SCALE * x.to(DEVICE)).half(), schedule).cpu(),
+    "standard, bf16": lambda x, quintics: _iterate(x.to(DEVICE, torch.bfloat16), quintics).cpu(),
+    "Gram, fp16": lambda x, quintics: gram.half_gram_iterate((gram.HALF_SCALE * x.to(DEVICE)).half(), quintics).cpu(),
 }

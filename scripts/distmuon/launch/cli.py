@@ -40,17 +40,17 @@ class Parser(argparse.ArgumentParser):
     """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        found = super().parse_args(args, namespace)
+        arguments = super().parse_args(args, namespace)
         defaults = {action: action.default for action in self._actions}
         for action in defaults:
             action.default = argparse.SUPPRESS
         try:
             named = {action.dest for action in defaults}  # and not what only `set_defaults` knows of
-            found.given = frozenset(vars(super().parse_args(args))) & named
+            arguments.given = frozenset(vars(super().parse_args(args))) & named
         finally:
             for action, default in defaults.items():
                 action.default = default
-        return found
+        return arguments
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message.rstrip('.')}; see --help.")

@@ -103,27 +103,27 @@ def run_local(rank: int, directory: str, world: World, payload: bytes) -> Any:
 
 
 def run_and_pack(rank: int, directory: str, world: World, payload: bytes) -> bytes | None:
-    """Do what `run_local` does; return what rank 0 found, so packed that the launcher imports nothing to read it."""
-    found = run_local(rank, directory, world, payload)
-    return pickle.dumps(found) if rank == 0 else None
+    """Do what `run_local` does; return what rank 0 returned, so packed that the launcher imports nothing to read it."""
+    result = run_local(rank, directory, world, payload)
+    return pickle.dumps(result) if rank == 0 else None
 
 
-def go_on(found: Any, worker: Worker, more: Sequence[Any]) -> Any:
-    """Return what `worker` makes of what rank 0 has found; None where that is None."""
-    return None if found is None else load(worker)(found, *more)
+def go_on(result: Any, worker: Worker, more: Sequence[Any]) -> Any:
+    """Return what `worker` makes of what rank 0 has returned; None where that is None."""
+    return None if result is None else load(worker)(result, *more)
 
 
 def unpack_and_go_on(
-    rank: int, directory: str, world: World, found: bytes, payload: bytes
+    rank: int, directory: str, world: World, packed: bytes, payload: bytes
 ) -> tuple[Any, Exception | None]:
     """Do what `go_on` does in a process of its own, with as many threads as a rank had; return its error as well."""
     import torch
 
     torch.set_num_threads(world.threads)
     try:
-        told = go_on(pickle.loads(found), *pickle.loads(payload))
+        result = go_on(pickle.loads(packed), *pickle.loads(payload))
         sys.stdout.flush()  # here, where it is still an error that nobody reads
-        return told, None
+        return result, None
     except (UsageError, OutputError) as error:
         return None, error
 

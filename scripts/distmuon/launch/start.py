@@ -57,7 +57,7 @@ def run(
     before_joining: what every rank calls before it opens a socket; found by other processes as `worker` is.
     stop_within: seconds that ranks get to return after SIGTERM, Ctrl-C or a closed terminal. None: they are
         stopped at once. Under torchrun it is torchrun that ends its patience.
-    on_rank0_result: (function, more): return only what `function(found, *more)` does, where found is what rank 0 has
+    on_rank0_result: (function, more): return only what `function(result, *more)` does, where result is what rank 0 has
         returned, or None where that is None. It is called when all local ranks have left, and in a process that is
         forked as they were: that one has torch, which takes this one 2 s to import. Its UsageError or OutputError is
         raised here.
@@ -66,15 +66,15 @@ def run(
     that calls this without `if __name__ == "__main__":` around it ends here with one sentence and exit code 2.
     """
     supervise.end_where_the_program_begins_anew()
-    for each in (worker, *((on_rank0_result[0],) if on_rank0_result else ())):
-        _check_name(each)
+    for function in (worker, *((on_rank0_result[0],) if on_rank0_result else ())):
+        _check_name(function)
     started = session.process_start()
     world = World(0, dp * tp, dp, tp, backend, device or "", timeout, threads, started, before_joining, stop_within)
     world = validated(world, int(os.environ["WORLD_SIZE"]) if under_torchrun() else None)
     session.forget_stop()
     if under_torchrun() or world.size == 1:
-        found = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
-        return [found if on_rank0_result is None else rank.go_on(found, *on_rank0_result)]
+        result = (rank.run_under_torchrun if under_torchrun() else rank.run_alone)(world, worker, arguments)
+        return [result if on_rank0_result is None else rank.go_on(result, *on_rank0_result)]
     try:
         return _run_locally(worker, arguments, world, on_rank0_result)
     except supervise.NoGuard as error:  # it lies in the program, whose author a traceback would lead astray
@@ -94,10 +94,10 @@ def _run_locally(
     sequel = _pickled(*on_rank0_result)
     sys.stdout.flush()  # before the other process prints
     packed, *_ = supervise.run_local(rank.run_and_pack, given, world.size, *how)
-    [(told, error)] = supervise.run_local(rank.unpack_and_go_on, (world, packed, sequel), 1, *how)
+    [(result, error)] = supervise.run_local(rank.unpack_and_go_on, (world, packed, sequel), 1, *how)
     if error is not None:
         raise error
-    return [told]
+    return [result]
 
 
 def command(main: Callable[[], int | None]) -> None:
@@ -181,10 +181,10 @@ def _check_name(worker: Worker) -> None:
     if isinstance(worker, str):
         module, colon, function = worker.partition(":")
         try:
-            found = importlib.util.find_spec(module) if colon and function else None
+            spec = importlib.util.find_spec(module) if colon and function else None
         except (ImportError, ValueError):
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise UsageError(f"worker is {worker!r}; give a function, or the name of one, 'package.module:function'.")
 
 

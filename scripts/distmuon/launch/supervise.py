@@ -223,21 +223,21 @@ def _watch(ranks: list[Any], directory: str, timeout: float, stop_within: float 
     A signal is passed on to the ranks where they get time to stop, and raises where they get none, or no more.
     """
     waiting: dict[Any, int] = {process.sentinel: rank for rank, process in enumerate(ranks)}
-    asked: BaseException | None = None
+    interrupt: BaseException | None = None
     deadline = None
     while waiting:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             ended = multiprocessing.connection.wait(list(waiting), left)
         except (KeyboardInterrupt, session.Stopped) as signalled:
-            if stop_within is None or asked is not None:
+            if stop_within is None or interrupt is not None:
                 raise
-            asked, deadline = signalled, time.monotonic() + stop_within
+            interrupt, deadline = signalled, time.monotonic() + stop_within
             _ask_to_stop(ranks, signalled)
             continue
         gone = [waiting.pop(sentinel) for sentinel in ended]
-        if asked is not None and (not gone or any(ranks[rank].exitcode == -signal.SIGTERM for rank in gone)):
-            raise asked  # their time is up, or one of them was not listening yet
+        if interrupt is not None and (not gone or any(ranks[rank].exitcode == -signal.SIGTERM for rank in gone)):
+            raise interrupt  # their time is up, or one of them was not listening yet
         if not all(_has(directory, "result", rank) for rank in gone):
             deadline = time.monotonic() + GRACE
             while waiting and time.monotonic() < deadline:

@@ -83,8 +83,8 @@ def encode(written: str, name: str, known: Collection[int]) -> Tensor:  # [token
 
     known: tokens that the model has seen, see `Corpus.known`. Raises UsageError for characters made of others.
     """
-    seen = set(known)
-    missing = {each for each in written if not seen.issuperset(_tokens_of(each, name))}
+    known_tokens = set(known)
+    missing = {letter for letter in written if not known_tokens.issuperset(_tokens_of(letter, name))}
     if missing:
         shown = ", ".join(map(repr, sorted(missing, key=written.index)))
         raise UsageError(
@@ -114,14 +114,14 @@ def _bytes(name: str) -> bytes:
     if name == ALICE:
         return resources.files("distmuon.models").joinpath("alice.txt").read_bytes()
     try:
-        found = Path(name).read_bytes()
+        text = Path(name).read_bytes()
     except OSError as error:
         raise UsageError(
             f"text {name}: cannot be read ({error.strerror}); name a file, or {ALICE}, or {LANGUAGE}."
         ) from error
-    if len(found) < (least := 10_000):
-        raise UsageError(f"text {name}: {len(found):,} bytes; there must be {least:,} at least to learn from.")
-    return found
+    if len(text) < (least := 10_000):
+        raise UsageError(f"text {name}: {len(text):,} bytes; there must be {least:,} at least to learn from.")
+    return text
 
 
 def _divided(tokens: Tensor, vocabulary: int, unit: str, floor: float | None = None) -> Corpus:

@@ -100,9 +100,9 @@ def _zipf(n: int) -> Tensor:
 
 def _lexicon(generator: torch.Generator) -> tuple[str, ...]:
     """Return different words of one to three syllables."""
-    found: dict[str, None] = {}
-    while len(found) < WORDS:
+    words: dict[str, None] = {}
+    while len(words) < WORDS:
         syllables = 1 + int(torch.randint(3, (), generator=generator))
         pairs = torch.randint(len(CONSONANTS) * len(VOWELS), (syllables,), generator=generator).tolist()
-        found["".join(CONSONANTS[n // len(VOWELS)] + VOWELS[n % len(VOWELS)] for n in pairs)] = None
-    return tuple(found)
+        words["".join(CONSONANTS[n // len(VOWELS)] + VOWELS[n % len(VOWELS)] for n in pairs)] = None
+    return tuple(words)

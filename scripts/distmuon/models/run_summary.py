@@ -100,13 +100,13 @@ def loss_in_words(nats: float, text: Corpus) -> str:
 
 def in_short(names: Iterable[str]) -> str:
     """Return names of parameters without what repeats: "blocks.*.{up, down}" for two in each of many blocks."""
-    found: dict[str, dict[str, None]] = {}
+    leaves_of: dict[str, dict[str, None]] = {}
     for name in names:
         module = re.sub(r"\.(weight|bias)$", "", re.sub(r"\.\d+\.", ".*.", name))
         parent, _, leaf = module.rpartition(".")
-        found.setdefault(parent, {})[leaf] = None
+        leaves_of.setdefault(parent, {})[leaf] = None
     return ", ".join(
-        f"{parent}.{{{', '.join(leaves)}}}" if parent else ", ".join(leaves) for parent, leaves in found.items()
+        f"{parent}.{{{', '.join(leaves)}}}" if parent else ", ".join(leaves) for parent, leaves in leaves_of.items()
     )
 
 

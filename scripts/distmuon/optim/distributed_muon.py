@@ -171,9 +171,9 @@ class DistributedMuon(ShardedOptimizer):
         if self.published == "updates":
             update_pieces: dict[int, Tensor] = {}
             for wave in waves:
-                found = self.orthogonalize(buckets, wave)  # G[N_dp] -> O[N_dp]
+                pieces = self.orthogonalize(buckets, wave)  # G[N_dp] -> O[N_dp]
                 # views of whole matrices, which must not outlive their wave where others follow
-                update_pieces |= {i: o.clone() for i, o in found.items()} if len(waves) > 1 else found
+                update_pieces |= {i: o.clone() for i, o in pieces.items()} if len(waves) > 1 else pieces
             self.apply_everywhere(self.gather_updates(buckets, update_pieces))  # -> O, W[I_tp, J]
             return
         for wave in waves:

@@ -44,27 +44,27 @@ def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def fast_form(shape: Sequence[int], schedule: Sequence[Quintic], dtype: torch.dtype, device: torch.device) -> str:
+def fast_form(shape: Sequence[int], polynomials: Sequence[Quintic], dtype: torch.dtype, device: torch.device) -> str:
     """Return the form that "auto" takes for matrices of `shape` [A, B]: the one that costs less, by a simple model.
 
     An operation costs 1, and the start of a product, or of anything between two, `START`: the Gram form has fewer of
     the former and more of the latter, which cost most where products are fast. float64 stays standard, because those
-    who ask for it want the digits, and so do squares and small sides, where little can be gained, and schedules that
+    who ask for it want the digits, and so do squares and small sides, where little can be gained, and coefficients that
     are too steep for the Gram form in bf16. On a GPU the centred form gained nothing at any shape that
     `tests/gpu/one_gpu.py` has measured; the one in float16 did, see `half_gram_pays`.
     """
     a, b = min(shape), max(shape)
-    if dtype == torch.bfloat16 and _too_steep(schedule):
+    if dtype == torch.bfloat16 and _too_steep(polynomials):
         return "standard"
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or a < 256 or a == b:
         return "standard"
     start = START["matrix unit" if dtype == torch.bfloat16 and has_matrix_unit() else "cpu"]
-    gram, calls = gram_work(a, b, schedule)
-    standard, products = standard_work(a, b, schedule)
+    gram, calls = gram_work(a, b, polynomials)
+    standard, products = standard_work(a, b, polynomials)
     return "gram" if gram + start * calls < standard + start * products else "standard"
 
 
-def half_gram_pays(shape: Sequence[int], schedule: Sequence[Quintic], device: torch.device) -> bool:
+def half_gram_pays(shape: Sequence[int], polynomials: Sequence[Quintic], device: torch.device) -> bool:
     """Return whether "auto" computes matrices of `shape` [..., A, B] in the Gram form and float16, instead of bf16.
 
     On GPUs on which that was measured, and where its operations alone should take less than 0.8 of the time. They take
@@ -73,15 +73,15 @@ def half_gram_pays(shape: Sequence[int], schedule: Sequence[Quintic], device: to
     how many there are, so that all ranks do the same to all matrices.
     """
     a, b = sorted(shape[-2:])
-    if a < 1024 or not schedule or _too_steep(schedule) or not is_hopper(device):
+    if a < 1024 or not polynomials or _too_steep(polynomials) or not is_hopper(device):
         return False
     if a * b > BATCHED_ON_GPU and a * a * b < KERNEL_FROM:
         return False
-    return half_gram_work(a, b, schedule) < 0.8 * standard_work(a, b, schedule)[0]
+    return half_gram_work(a, b, polynomials) < 0.8 * standard_work(a, b, polynomials)[0]
 
 
-def _too_steep(schedule: Sequence[Quintic]) -> bool:
-    return any(slope > STEEPEST for slope, _, _ in schedule)
+def _too_steep(polynomials: Sequence[Quintic]) -> bool:
+    return any(slope > STEEPEST for slope, _, _ in polynomials)
 
 
 def has_matrix_unit() -> bool:
@@ -112,7 +112,7 @@ def batching_pays(shape: Sequence[int], device: torch.device) -> bool:
     return math.prod(shape) <= (BATCHED_ON_GPU if device.type == "cuda" else BATCHED_ON_CPU)
 
 
-def standard_work(a: int, b: int, schedule: Sequence[Quintic]) -> tuple[int, int]:
+def standard_work(a: int, b: int, polynomials: Sequence[Quintic]) -> tuple[int, int]:
     """Return the floating-point operations of the standard form for one [a, b], a <= b, and how many products."""
-    squares = sum(c != 0 for _, _, c in schedule)
-    return len(schedule) * 4 * a * a * b + squares * 2 * a**3, 2 * len(schedule) + squares
+    squares = sum(c != 0 for _, _, c in polynomials)
+    return len(polynomials) * 4 * a * a * b + squares * 2 * a**3, 2 * len(polynomials) + squares

@@ -69,7 +69,7 @@ class GramWorkspace:
 
 def gram_iterate_(
     x: Tensor,  # [m, n] or [k, m, n], m <= n; overwritten
-    schedule: Sequence[Quintic],
+    polynomials: Sequence[Quintic],
     restarts: Collection[int] | None = None,
     workspace: GramWorkspace | None = None,
 ) -> Tensor:  # the same tensor
@@ -82,7 +82,7 @@ def gram_iterate_(
     work = workspace or GramWorkspace(x)
     y, spare, factor = x, work.spare, 1.0  # X = factor Y
     with torch.autocast(x.device.type, enabled=False):  # it would choose the dtype for us
-        *earlier, last = segments(schedule, restarts)
+        *earlier, last = segments(polynomials, restarts)
         for segment in earlier:
             polynomial, s, q = _polynomial(y, factor, segment, work)
             # Y <- Y + s Q Y    [m, n]
@@ -98,12 +98,12 @@ def gram_iterate_(
     return spare if spare is x else x.copy_(spare)
 
 
-def segments(schedule: Sequence[Quintic], restarts: Collection[int] | None = None) -> Iterator[list]:
+def segments(polynomials: Sequence[Quintic], restarts: Collection[int] | None = None) -> Iterator[list]:
     """Yield the quintics from one Gram matrix to the next."""
-    ends = range(2, len(schedule)) if restarts is None else sorted(restarts)
-    bounds = [0, *(end for end in ends if 0 < end < len(schedule)), len(schedule)]
-    for begin, end in pairwise(bounds if schedule else []):
-        yield list(schedule[begin:end])
+    ends = range(2, len(polynomials)) if restarts is None else sorted(restarts)
+    bounds = [0, *(end for end in ends if 0 < end < len(polynomials)), len(polynomials)]
+    for begin, end in pairwise(bounds if polynomials else []):
+        yield list(polynomials[begin:end])
 
 
 def _polynomial(
@@ -157,7 +157,7 @@ def _polynomial(
 
 def half_gram_iterate(
     x: Tensor,  # [m, n] or [k, m, n], m <= n, float16; HALF_SCALE X
-    schedule: Sequence[Quintic],
+    polynomials: Sequence[Quintic],
     restarts: Collection[int] | None = None,
 ) -> Tensor:  # as x, but X
     """Apply the quintics, at least one, in the Gram form of Zhang, Amsel, Chen and Dao (2026), for GPUs.
@@ -172,28 +172,28 @@ def half_gram_iterate(
     product's two halves, each rounded for itself, the difference would grow from step to step.
     """
     x = x.contiguous()
-    restarts = half_restarts(schedule) if restarts is None else restarts
+    restarts = half_restarts(polynomials) if restarts is None else restarts
     with torch.autocast(x.device.type, enabled=False):  # it would choose the dtype for us
-        *earlier, last = segments(schedule, restarts)
+        *earlier, last = segments(polynomials, restarts)
         for segment in earlier:
             x = _half_polynomial(x, segment) @ x
         return _product(_half_polynomial(x, last), x, None, 1 / HALF_SCALE, 0.0)
 
 
-def half_restarts(schedule: Sequence[Quintic]) -> list[int]:
+def half_restarts(polynomials: Sequence[Quintic]) -> list[int]:
     """Return the steps after which the Gram matrix is computed anew in float16.
 
-    The published form does so once, after the second of five steps. That is safe for the schedule of Jordan and others,
-    as is after the third; with Polar Express, five steps end twice as far from float64 as the standard form in bf16
-    where singular values are small.
+    The published form does so once, after the second of five steps. That is safe for the coefficients of Jordan and
+    others, as is after the third; with Polar Express, five steps end twice as far from float64 as the standard form in
+    bf16 where singular values are small.
     """
-    found, begin = [], 0
-    for end in range(1, len(schedule)):
-        gentle = all(slope <= GENTLE for slope, _, _ in schedule[begin : end + 1])
+    restarts, begin = [], 0
+    for end in range(1, len(polynomials)):
+        gentle = all(slope <= GENTLE for slope, _, _ in polynomials[begin : end + 1])
         if end - begin >= (HALF_STEPS if gentle else STEEP_STEPS):
-            found.append(end)
+            restarts.append(end)
             begin = end
-    return found
+    return restarts
 
 
 def _half_polynomial(
@@ -276,14 +276,14 @@ def has_kernel(device: torch.device) -> bool:
         return False
 
 
-def half_gram_work(rows: int, columns: int, schedule: Sequence[Quintic]) -> float:
+def half_gram_work(rows: int, columns: int, polynomials: Sequence[Quintic]) -> float:
     """Return the operations of `half_gram_iterate` for one [rows, columns], rows <= columns, as cuBLAS's time."""
 
     def symmetric(inner: int) -> float:
         return 2 * rows * rows * inner * (KERNEL_SHARE if rows * rows * inner >= KERNEL_FROM else 1)
 
-    grams = 1 + len(half_restarts(schedule))
-    squares = sum(c != 0 for _, _, c in schedule) + 3 * (len(schedule) - grams)  # Z; Q and twice R between two
+    grams = 1 + len(half_restarts(polynomials))
+    squares = sum(c != 0 for _, _, c in polynomials) + 3 * (len(polynomials) - grams)  # Z; Q and twice R between two
     return grams * (symmetric(columns) + 2 * rows * rows * columns) + squares * symmetric(rows)
 
 
@@ -353,7 +353,7 @@ def strip_bounds(rows: int, inner: int) -> list[int]:
     return [rows * i // strips for i in range(strips + 1)]
 
 
-def gram_work(rows: int, columns: int, schedule: Sequence[Quintic], whole: bool = False) -> tuple[int, int]:
+def gram_work(rows: int, columns: int, polynomials: Sequence[Quintic], whole: bool = False) -> tuple[int, int]:
     """Return the floating-point operations for one [rows, columns], rows <= columns, and how many calls make them.
 
     whole: symmetric products without strips, as on a GPU and in a batch.
@@ -364,8 +364,8 @@ def gram_work(rows: int, columns: int, schedule: Sequence[Quintic], whole: bool 
         flops = sum(2 * (end - begin) * inner * end for begin, end in pairwise(bounds))
         return flops, 2 * len(bounds) - 3  # the strips, and a mirror for each but the first
 
-    grams, quintics = len([*segments(schedule)]), sum(c != 0 for _, _, c in schedule)
-    squares = quintics + 3 * (len(schedule) - grams)  # Z's R R; T, R and Q between two that share a Gram matrix
+    grams, quintics = len([*segments(polynomials)]), sum(c != 0 for _, _, c in polynomials)
+    squares = quintics + 3 * (len(polynomials) - grams)  # Z's R R; T, R and Q between two that share a Gram matrix
     (gram, gram_calls), (square, square_calls) = symmetric(columns), symmetric(rows)
     flops = grams * (gram + 2 * rows * rows * columns) + squares * square
     # each begins with what it adds to; a Gram matrix with a norm and a diagonal, too

@@ -164,13 +164,13 @@ def momentum_of_all_(
     groups: Sequence[Mapping[str, Any]],  # the parameter group of each
 ) -> list[Tensor]:  # U, as the buffers
     """Update momentum under the options of many groups: on a GPU a few launches for all tensors that share them."""
-    found: list[Any] = [None] * len(buffers)
+    inputs: list[Any] = [None] * len(buffers)
     settings = [(_number(g["momentum"]), g["nesterov"], g["momentum_kind"]) for g in groups]
     for (options, _), places in _places_by((s, m.dtype) for s, m in zip(settings, buffers, strict=True)):
         fed = momentum_([buffers[i] for i in places], [gradients[i] for i in places], *options)
         for i, u in zip(places, fed, strict=True):
-            found[i] = u
-    return found
+            inputs[i] = u
+    return inputs
 
 
 def decay_and_apply_(
@@ -198,10 +198,10 @@ def _number(option: Any) -> Any:
 
 def _places_by(keys: Iterable[Any]) -> Iterable[tuple[Any, list[int]]]:
     """Return the places of each key among the keys."""
-    found: dict[Any, list[int]] = {}
+    by_key: dict[Any, list[int]] = {}
     for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
-    return found.items()
+        by_key.setdefault(key, []).append(place)
+    return by_key.items()
 
 
 @of_kind(NEWTON_SCHULZ)
@@ -251,16 +251,16 @@ def _orthogonalize_parts(
     moments: Sequence[Tensor],  # V, as for `orthogonalize`
 ) -> Sequence[Tensor]:  # the same tensors
     """Copy all matrices of a shape out of the inputs, orthogonalize them, and put each back where it was."""
-    found: dict[tuple[int, int], list[Tensor]] = {}
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}
     rows: dict[tuple[int, int], list[Tensor]] = {}  # V of each of them, [a]
     for place, (tensor, division) in enumerate(zip(inputs, divisions, strict=True)):
         start = 0
         for shape, view in matrices_in(tensor, division):
-            found.setdefault(shape, []).append(view)
+            by_shape.setdefault(shape, []).append(view)
             end = start + view.numel() // shape[1]
             rows.setdefault(shape, []).extend(moments[place][start:end].split(shape[0]) if moments else [])
             start = end
-    for shape, views in found.items():
+    for shape, views in by_shape.items():
         counts = [view.numel() // math.prod(shape) for view in views]
         stack = views[0].new_empty(sum(counts), *shape)  # [n, a, b]
         places = [place.view(view.shape) for place, view in zip(stack.split(counts), views, strict=True)]
@@ -304,7 +304,7 @@ def batches(
     divisions: as for `orthogonalize`.
     """
     divisions = divisions or [MatrixLayout(group["matrices"]) for group in groups]
-    found: dict[tuple[Any, ...], list[int]] = {}
+    stacks: dict[tuple[Any, ...], list[int]] = {}
     for index, (tensor, group, division) in enumerate(zip(tensors, groups, divisions, strict=True)):
         shapes = {tuple(tensor.shape)}
         if division.matrices != "whole":
@@ -316,8 +316,10 @@ def batches(
             tensor.device,
             *(str(group[name]) for name in (*NS_OPTIONS, *NORM_OPTIONS)),
         )
-        found.setdefault(alike if pays else (index,), []).append(index)
-    return [run for together in found.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)]
+        stacks.setdefault(alike if pays else (index,), []).append(index)
+    return [
+        run for together in stacks.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)
+    ]
 
 
 # ---- The single-device optimizer --------------------------------------------------------------------------

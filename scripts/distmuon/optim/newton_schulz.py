@@ -85,21 +85,21 @@ def newton_schulz_(
     if not matrices.is_floating_point():
         given = matrices.dtype
         raise TypeError(f"Newton–Schulz needs real floating-point matrices, got {given}.")
-    schedule = quintics(coefficients, steps)
+    polynomials = quintics(coefficients, steps)
     if matrices.numel() == 0:
         return matrices
     dtype = compute_dtype
     if compute_dtype == "auto":
         dtype = fast_dtype(matrices.device, matrices.dtype)
         free = dtype == torch.bfloat16 and form != "standard" and norm == "safe"
-        if free and half_gram_pays(matrices.shape, schedule, matrices.device):
+        if free and half_gram_pays(matrices.shape, polynomials, matrices.device):
             form, dtype = "gram", torch.float16
     if dtype not in COMPUTE_DTYPES:
         known = "'auto' or one of " + ", ".join(map(str, COMPUTE_DTYPES))
         raise TypeError(f"compute_dtype is {compute_dtype!r}; give {known}.")
 
     if form == "auto":
-        form = fast_form(matrices.shape[-2:], schedule, dtype, matrices.device)
+        form = fast_form(matrices.shape[-2:], polynomials, dtype, matrices.device)
     check_form(form, norm)
     half = form == "gram" and dtype == torch.float16
 
@@ -110,27 +110,27 @@ def newton_schulz_(
     elif matrices.is_cuda and not torch.compiler.is_compiling():  # without a copy in float32, to spare its memory
         x = matrices.float() if matrices.dtype == torch.float16 else matrices
         factors = reciprocal_norms_(x).mul_(HALF_SCALE if half else 1.0)
-        x = torch.mul(x, factors, out=torch.empty_like(x, dtype=dtype if schedule else x.dtype))
+        x = torch.mul(x, factors, out=torch.empty_like(x, dtype=dtype if polynomials else x.dtype))
     else:
         x = unit_frobenius_(matrices.to(torch.promote_types(matrices.dtype, torch.float32)))
         x = x.mul_(HALF_SCALE) if half else x
-        x = x.to(dtype) if schedule else x
-    if not schedule:
+        x = x.to(dtype) if polynomials else x
+    if not polynomials:
         return matrices.copy_(x)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x  # [..., a, b], a <= b: X X^T is the smaller Gram matrix
     x = x.reshape(-1, *x.shape[-2:])  # [n, a, b]
     iterate = half_gram_iterate if half else _iterate
     if form == "gram" and not half:
-        x = _iterate_gram_(x, schedule)
+        x = _iterate_gram_(x, polynomials)
         if not torch.compiler.is_compiling() and x.data_ptr() == matrices.data_ptr():  # the same dtype, so in place
             return matrices
     elif len(x) == 1:
-        x = iterate(x[0], schedule)
+        x = iterate(x[0], polynomials)
     elif batching_pays(x.shape[1:], x.device):
-        x = iterate(x, schedule)
+        x = iterate(x, polynomials)
     else:
-        x = torch.stack([iterate(one, schedule) for one in x])
+        x = torch.stack([iterate(one, polynomials) for one in x])
     # copied twice, and yet faster than one copy across both strides and dtypes
     x = x.mT.contiguous() if tall else x
     return matrices.copy_(x.view(matrices.shape))
@@ -146,12 +146,12 @@ def check_form(form: str, norm: str) -> None:
 
 def _iterate(
     x: Tensor,  # [a, b] or [n, a, b], a <= b
-    schedule: Sequence[Quintic],
+    polynomials: Sequence[Quintic],
 ) -> Tensor:  # as x
     """Apply the quintics to one matrix or a batch."""
     multiply_add = torch.addmm if x.ndim == 2 else torch.baddbmm
     with torch.autocast(x.device.type, enabled=False):  # it would choose the dtype for us
-        for a, b, c in schedule:
+        for a, b, c in polynomials:
             # A = X X^T                     [n, a, a]
             gram = x @ x.mT
             if not c:
@@ -167,16 +167,16 @@ def _iterate(
 
 def _iterate_gram_(
     x: Tensor,  # [n, a, b], a <= b; overwritten
-    schedule: Sequence[Quintic],
+    polynomials: Sequence[Quintic],
 ) -> Tensor:  # the same tensor
     """Apply the quintics in the Gram form: a batch at once where that pays, else each in the memory of the last."""
     if torch.compiler.is_compiling():  # batched, because that reads no number; contiguous, because of `out=`
-        return gram_iterate_(x.contiguous(), schedule)
+        return gram_iterate_(x.contiguous(), polynomials)
     if x.is_cuda or (len(x) > 1 and batching_pays(x.shape[1:], x.device)):
-        return gram_iterate_(x, schedule)
+        return gram_iterate_(x, polynomials)
     work = GramWorkspace(x[0])
     for one in x:
-        gram_iterate_(one, schedule, workspace=work)
+        gram_iterate_(one, polynomials, workspace=work)
     return x
 
 
@@ -235,10 +235,10 @@ def flops(
     16 a^2 b + 16 a^3 on a GPU, and about 12 a^2 b + 10 a^3 on a CPU, which makes large symmetric products in strips.
     """
     a, b = sorted(shape)
-    schedule = quintics(coefficients, steps)
+    polynomials = quintics(coefficients, steps)
     if form == "gram":
-        return gram_work(a, b, schedule, whole=device != "cpu")[0]
-    return standard_work(a, b, schedule)[0]
+        return gram_work(a, b, polynomials, whole=device != "cpu")[0]
+    return standard_work(a, b, polynomials)[0]
 
 
 # ---- Diagnostics: slow, exact, for looking ----------------------------------------------------------------
@@ -279,6 +279,6 @@ def cosine_to_polar(
     orthogonalized: Tensor,  # [..., A, B]
 ) -> Tensor:  # [...], float64
     """Return the cosine between `orthogonalized` and the exact polar factor of `matrices`."""
-    exact, found = polar_factor(matrices), exactly(orthogonalized)
-    norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(found)
-    return (exact * found).sum(dim=(-2, -1)) / norms
+    exact, actual = polar_factor(matrices), exactly(orthogonalized)
+    norms = torch.linalg.matrix_norm(exact) * torch.linalg.matrix_norm(actual)
+    return (exact * actual).sum(dim=(-2, -1)) / norms

@@ -247,8 +247,8 @@ class Group:
             torch.cat([head, *(tensor.reshape(-1) for tensor in parcel)]) if travels else head[:0]
             for parcel, travels in zip(parcels, others, strict=True)
         ]
-        sizes = [[len(head), *(math.prod(shape) for shape in theirs)] for theirs in shapes]
-        lengths = [sum(theirs) if travels else 0 for theirs, travels in zip(sizes, others, strict=True)]
+        sizes = [[len(head), *(math.prod(shape) for shape in of_rank)] for of_rank in shapes]
+        lengths = [sum(of_rank) if travels else 0 for of_rank, travels in zip(sizes, others, strict=True)]
         heads, tensors = list[Tensor](), list[Sequence[Tensor]]()
         for rank, came in enumerate(self.all_to_all_v(flat, lengths, label)):
             if others[rank]:

@@ -315,13 +315,13 @@ def by_dtype(specs: Sequence[ParamSpec], dp: int, bucket_size: int) -> dict[str,
         raise ValueError(f"dp must be at least 1, got dp={dp}.")
     check_bucket_size(bucket_size)
     families: dict[str, list[int]] = {}
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, spec in enumerate(specs):
         if spec.dtype not in ITEM_BYTES:
             raise ValueError(f"parameter {spec.name!r} has dtype {spec.dtype!r}; buffers hold {', '.join(ITEM_BYTES)}.")
-        if spec.name in seen:
+        if spec.name in names:
             raise ValueError(f"two parameters are named {spec.name!r}; names must be unique.")
-        seen.add(spec.name)
+        names.add(spec.name)
         families.setdefault(spec.dtype, []).append(index)
     return families
 

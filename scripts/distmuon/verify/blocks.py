@@ -62,17 +62,17 @@ class BlockMuon(Muon):
         """Update the matrices of one batch, each in as many blocks as this step asks for."""
         fed = self._momentum(parameters, groups)
         cut = [self._cut(p, u, group) for p, u, group in zip(parameters, fed, groups, strict=True)]
-        blocks = [block for mine in cut for block in mine]
-        owners = [group for mine, group in zip(cut, groups, strict=True) for _ in mine]
+        blocks = [block for pieces in cut for block in pieces]
+        owners = [group for pieces, group in zip(cut, groups, strict=True) for _ in pieces]
         for batch in batches(blocks, owners):
-            found = orthogonalize([blocks[i] for i in batch], owners[batch[0]])
-            for i, update in zip(batch, found, strict=True):
+            results = orthogonalize([blocks[i] for i in batch], owners[batch[0]])
+            for i, update in zip(batch, results, strict=True):
                 blocks[i] = update
         remaining = iter(blocks)
-        for p, group, mine in zip(parameters, groups, cut, strict=True):
-            updates = [next(remaining) for _ in mine]  # O[I_tp, J] or O[I, J_tp], T of them
-            update = torch.cat(updates, tp_split_dim(p) or 0) if len(mine) > 1 else updates[0]
-            ratio = _ratio(p, group) if len(mine) > 1 else 1.0
+        for p, group, pieces in zip(parameters, groups, cut, strict=True):
+            updates = [next(remaining) for _ in pieces]  # O[I_tp, J] or O[I, J_tp], T of them
+            update = torch.cat(updates, tp_split_dim(p) or 0) if len(pieces) > 1 else updates[0]
+            ratio = _ratio(p, group) if len(pieces) > 1 else 1.0
             with rounded_once(p, self.master(p)) as weight:
                 part = WeightPart(weight, update, group["lr"] * ratio, scale(p.shape, group["scale"]))
                 decay_and_apply_([weight], [group], [[part]])

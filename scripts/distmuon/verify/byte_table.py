@@ -11,11 +11,11 @@ from distmuon.sharding.ledger import Ledger
 def ledger_rows(counted: Sequence[Ledger], predicted: Sequence[Ledger] | None) -> list[dict[str, Any]]:
     """Return the JSON form of all ranks' ledgers: one row per rank, collective and group, labels summed."""
     rows = []
-    for rank, mine in enumerate(counted):
-        theirs = predicted[rank] if predicted else None
-        for op, group in dict.fromkeys([*(theirs.by_collective() if theirs else ()), *mine.by_collective()]):
-            traffic = mine.total(op=op, group=group)
-            foretold = theirs.total(op=op, group=group).sent_bytes if theirs else None
+    for rank, ledger in enumerate(counted):
+        prediction = predicted[rank] if predicted else None
+        for op, group in dict.fromkeys([*(prediction.by_collective() if prediction else ()), *ledger.by_collective()]):
+            traffic = ledger.total(op=op, group=group)
+            foretold = prediction.total(op=op, group=group).sent_bytes if prediction else None
             rows.append(
                 {"rank": rank, "op": op, "group": group} | traffic._asdict() | {"predicted_sent_bytes": foretold}
             )

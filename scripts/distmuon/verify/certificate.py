@@ -149,7 +149,7 @@ def _in_halves(
 
 
 def difference(
-    found: Mapping[str, Tensor],  # name -> W[I, J]
+    trained: Mapping[str, Tensor],  # name -> W[I, J]
     reference: Mapping[str, Tensor],  # name -> W[I, J]
     start: Mapping[str, Tensor],  # name -> W[I, J]
 ) -> float:
@@ -159,7 +159,7 @@ def difference(
         squares = [(a[name].double().cpu() - b[name].double().cpu()).square().sum() for name in reference]
         return float(torch.stack(squares).sum().sqrt())
 
-    return distance(found, reference) / distance(reference, start)
+    return distance(trained, reference) / distance(reference, start)
 
 
 def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -376,8 +376,8 @@ class Certificate:
     def lines(self) -> list[str]:
         """Return one line per verdict: what was compared, what came out, what is allowed."""
 
-        def moved(row: str, found: float, allowed: str) -> tuple[str, str]:
-            return f"{_steps(self.steps[row])}, difference / movement", f"{found:.0e}, at most {allowed}"
+        def moved(row: str, measured: float, allowed: str) -> tuple[str, str]:
+            return f"{_steps(self.steps[row])}, difference / movement", f"{measured:.0e}, at most {allowed}"
 
         def beside(row: str, drift: Drift) -> tuple[str, str]:
             return moved(row, drift.difference, f"{CONTROL_FACTOR * drift.control:.0e}, {by_control}")

@@ -172,12 +172,12 @@ def _check_model(problem: Problem, grid: Grid) -> None:
 
 
 def _loss_of(problem: Problem, model: nn.Module, batch: Any, number: int, grid: Grid) -> float:
-    found = problem.loss(model, problem.piece(batch, number, grid.device))
-    if found.numel() != 1:
+    loss = problem.loss(model, problem.piece(batch, number, grid.device))
+    if loss.numel() != 1:
         raise ValueError(
-            f"loss(model, batch) returns {tuple(found.shape)}; let it return one number, the mean over rows."
+            f"loss(model, batch) returns {tuple(loss.shape)}; let it return one number, the mean over rows."
         )
-    return float(found)
+    return float(loss)
 
 
 def _check_gather_dtype(blueprint: Blueprint, make_optimizer: Callable[..., Any]) -> None:

@@ -31,24 +31,24 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 def count(tensors: Mapping[str, Iterable[Tensor]]) -> ModelStates:
     """Return bytes per kind of the storages behind these tensors, each where it is first met."""
-    states, seen = dict.fromkeys(tensors, 0), set()
-    for kind, theirs in tensors.items():
-        for storage in map(storage_of, theirs):
-            states[kind] += storage.nbytes() if storage._cdata not in seen else 0
-            seen.add(storage._cdata)
+    states, counted = dict.fromkeys(tensors, 0), set()
+    for kind, of_kind in tensors.items():
+        for storage in map(storage_of, of_kind):
+            states[kind] += storage.nbytes() if storage._cdata not in counted else 0
+            counted.add(storage._cdata)
     return states
 
 
 def by_kind(states: Iterable[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
     """Return the tensors of an optimizer's state by kind; raise RuntimeError for one of another name."""
     names = STATE | {"masters": "master_weight"}
-    found: dict[str, list[Tensor]] = {kind: [] for kind in names}
+    tensors: dict[str, list[Tensor]] = {kind: [] for kind in names}
     for state in states:
         if unknown := set(state) - set(names.values()):
             raise RuntimeError(f"the optimizer's state has {sorted(unknown)}, which nobody counts; add it to STATE.")
         for kind, name in names.items():
-            found[kind] += [state[name]] if name in state else []
-    return found
+            tensors[kind] += [state[name]] if name in state else []
+    return tensors
 
 
 # ---- Predicted, one layout each: what DP rank `dp_rank` keeps; muon: indices of the Muon parameters -------

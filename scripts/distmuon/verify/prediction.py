@@ -24,8 +24,8 @@ def adamw_temporaries(sizes: Iterable[int], foreach: bool = False) -> int:
     Three of the largest where it takes one after the other. foreach: torch takes all at once, as it does on a GPU, and
     then one of each is alive.
     """
-    each = list(sizes)
-    return max(3 * max(each, default=0), sum(each) if foreach else 0)
+    numels = list(sizes)
+    return max(3 * max(numels, default=0), sum(numels) if foreach else 0)
 
 
 def predict_step(
@@ -111,11 +111,11 @@ def predict_work(strategy: str, layout: Layout, tp: int, muon: Collection[int]) 
     """
     tasks = strategies.priced(strategy).tasks
     assert tasks is not None
-    found = {(d, t): 0 for d in range(layout.dp) for t in range(tp)}
+    flops_of = {(d, t): 0 for d in range(layout.dp) for t in range(tp)}
     for task in tasks(layout, muon, tp):
         for rank in task.ranks:
-            found[rank] += task.flops
-    return found
+            flops_of[rank] += task.flops
+    return flops_of
 
 
 def _item_bytes(gather_dtype: str | None) -> int | None:

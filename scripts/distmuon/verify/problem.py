@@ -97,8 +97,8 @@ class Problem:
         size = rows_of(batch) // self.micro_batches
 
         def cut(t: Tensor) -> Tensor:
-            mine = t[number * size : (number + 1) * size] if t.ndim else t
-            return mine.to(device, self.dtype if t.is_floating_point() else t.dtype)
+            rows = t[number * size : (number + 1) * size] if t.ndim else t
+            return rows.to(device, self.dtype if t.is_floating_point() else t.dtype)
 
         return tree_map_only(Tensor, cut, batch)
 
@@ -153,7 +153,7 @@ def train(
 def train_on_grid(problem: Problem, grid: Grid, tick: Callable[[], object] = lambda: None) -> Run:
     """Train on this grid; all ranks call it together. Losses are means over the global batch, on every rank."""
     model, caller, optimizer = problem.on_grid(grid)
-    each = problem.micro_batches // grid.dp.size
+    micro_batches = problem.micro_batches // grid.dp.size
 
     def step() -> None:
         optimizer.step()
@@ -161,7 +161,7 @@ def train_on_grid(problem: Problem, grid: Grid, tick: Callable[[], object] = lam
 
     losses, seconds = train(
         problem,
-        range(grid.dp.rank * each, (grid.dp.rank + 1) * each),
+        range(grid.dp.rank * micro_batches, (grid.dp.rank + 1) * micro_batches),
         caller,
         step,
         reduce_loss=lambda loss: grid.dp.all_reduce(loss, "loss") / grid.dp.size,

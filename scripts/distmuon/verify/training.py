@@ -98,8 +98,8 @@ def accuracy(recipe: Recipe, parameters: dict[str, Tensor], data: Split) -> floa
     model = network(recipe).to(data.images.device)
     model.load_state_dict(parameters)
     with torch.no_grad():
-        found = model(data.images.to(recipe.torch_dtype)).argmax(dim=-1)
-    return float((found == data.labels).double().mean())
+        predicted = model(data.images.to(recipe.torch_dtype)).argmax(dim=-1)
+    return float((predicted == data.labels).double().mean())
 
 
 def plan_run(recipe: Recipe, dp: int, tp: int) -> tuple[Layout, list[int], MLP]:

@@ -25,24 +25,24 @@ SIX = (MUON,) * 6
 
 
 def frames_of_iterations(
-    values: Sequence[float] | np.ndarray = VALUES, schedule: Sequence[Quintic] = SIX
+    values: Sequence[float] | np.ndarray = VALUES, quintics: Sequence[Quintic] = SIX
 ) -> list[Frame]:
     """Return a moving picture: singular values, divided by the Frobenius norm, before and after each quintic.
 
     values: of one matrix, largest first. Dots on the curve stand at (before, after) of the iteration shown.
     """
-    trail = trail_of(values, schedule)
+    trail = trail_of(values, quintics)
     return [
-        Frame(_draw(step, trail, schedule), _describe(step, trail), _caption(step, trail))
-        for step in range(len(schedule) + 1)
+        Frame(_draw(step, trail, quintics), _describe(step, trail), _caption(step, trail))
+        for step in range(len(quintics) + 1)
     ]
 
 
-def trail_of(values: Sequence[float] | np.ndarray, schedule: Sequence[Quintic]) -> np.ndarray:
+def trail_of(values: Sequence[float] | np.ndarray, quintics: Sequence[Quintic]) -> np.ndarray:
     """Return the singular values, divided by the Frobenius norm, after 0, 1, 2, ... quintics: [steps + 1, values]."""
     s = np.asarray(values, dtype=float)
     seen = [s / np.sqrt((s**2).sum())]
-    for a, b, c in schedule:
+    for a, b, c in quintics:
         seen.append(a * seen[-1] + b * seen[-1] ** 3 + c * seen[-1] ** 5)
     return np.stack(seen)
 
@@ -67,12 +67,12 @@ def _caption(step: int, trail: np.ndarray) -> str:
     return f"{3 * step} products: {_range(trail[step])}, {near} of {trail.shape[1]} in the grey band."
 
 
-def _draw(step: int, trail: np.ndarray, schedule: Sequence[Quintic]) -> Figure:
+def _draw(step: int, trail: np.ndarray, quintics: Sequence[Quintic]) -> Figure:
     return card(
         _title(step),
         "",
         (SPECTRUM + ROW + 16, lambda axes, top: _spectrum(axes, top, step, trail)),
-        (CURVE + 3 * ROW + 14, lambda axes, top: _curve(axes, top, step, trail, schedule)),
+        (CURVE + 3 * ROW + 14, lambda axes, top: _curve(axes, top, step, trail, quintics)),
     )
 
 
@@ -90,14 +90,14 @@ def _spectrum(axes: Axes, top: float, step: int, trail: np.ndarray) -> None:
     plot.spines[["top", "right"]].set_visible(False)
 
 
-def _curve(axes: Axes, top: float, step: int, trail: np.ndarray, schedule: Sequence[Quintic]) -> None:
+def _curve(axes: Axes, top: float, step: int, trail: np.ndarray, quintics: Sequence[Quintic]) -> None:
     """Paint the polynomial of this iteration, with every value on it; before the first, the values wait at 0."""
     put(axes, MARGIN, top + 6, "after this iteration", color=MUTED)
     plot = inset(axes, MARGIN + AXIS, top + ROW + 12, WIDTH - 2 * MARGIN - AXIS, CURVE)
     far, before = float(trail.max()), max(step - 1, 0)
     s = np.linspace(0, max(1.25, far), 101)
     plot.plot(s, s, color=MUTED, lw=1, ls=(0, (2, 2)))
-    a, b, c = schedule[before]
+    a, b, c = quintics[before]
     plot.plot(s, a * s + b * s**3 + c * s**5, color=ACCENT, lw=1.4, gid="curve")
     after = trail[step] if step else np.zeros(trail.shape[1])
     plot.plot(trail[before], after, "o", color=ACCENT, ms=4.2, gid="on-curve")

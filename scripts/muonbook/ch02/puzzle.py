@@ -31,12 +31,12 @@ def trial(grid: Grid, orthogonalize: Callable[..., Any]) -> Iterator[CaseReport]
     from distmuon.optim.coefficients import quintics
     from distmuon.optim.newton_schulz import flops, newton_schulz
 
-    for x, coefficients in _matrices(grid.world.rank):
-        schedule = quintics(coefficients, 5)
+    for x, name in _matrices(grid.world.rank):
+        coefficients = quintics(name, 5)
         with _only_counted(x.numel()), FlopCounterMode(display=False) as counter:
-            found = orthogonalize(x.clone(), schedule)
+            found = orthogonalize(x.clone(), coefficients)
         require_tensor("orthogonalize's result", found, x.shape, torch.float64)
-        error = (found.detach() - newton_schulz(x, coefficients=schedule)).abs().max().item()
+        error = (found.detach() - newton_schulz(x, coefficients=coefficients)).abs().max().item()
         operations, standard = counter.get_total_flops(), flops(x.shape)
 
         shape = f"{x.shape[0]} x {x.shape[1]}"
@@ -95,15 +95,15 @@ PUZZLE = Puzzle(
 # ---- The solution -----------------------------------------------------------------------------------------
 
 
-def orthogonalize(x: Tensor, schedule: Sequence[tuple[float, float, float]]) -> Tensor:
-    """Return what the quintics (a, b, c) of `schedule`, in order, make of x: [A, B], A < B."""
+def orthogonalize(x: Tensor, quintics: Sequence[tuple[float, float, float]]) -> Tensor:
+    """Return what all quintics (a, b, c), in order, make of x: [A, B], A < B."""
     import torch
 
     identity = torch.eye(len(x), dtype=x.dtype)
     q, gram = identity, x @ x.mT  # X_k = Q_k X_0, and gram is X_k X_k^T
-    for step, (a, b, c) in enumerate(schedule):
+    for step, (a, b, c) in enumerate(quintics):
         p = a * identity + b * gram + c * (gram @ gram)
         q = p @ q if step else p
-        if step + 1 < len(schedule):
+        if step + 1 < len(quintics):
             gram = p @ gram @ p
     return q @ x

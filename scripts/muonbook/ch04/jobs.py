@@ -86,8 +86,8 @@ def study(world: World, arguments: Arguments) -> dict[str, Any]:
 
 def compare_blocks(world: World, arguments: Arguments) -> dict[str, Any]:
     """Race Muon in blocks against Muon, from the setting that the stored race tuned for the latter."""
-    arms = studies.ARMS[:3] if arguments.quick else studies.ARMS
-    return studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), arms)
+    blockings = studies.BLOCKINGS[:3] if arguments.quick else studies.BLOCKINGS
+    return studies.blocks(world, tables.stored_settings("language")["muon"], study_size(arguments), blockings)
 
 
 def let_write(world: World, arguments: Arguments) -> dict[str, Any]:

@@ -197,8 +197,8 @@ def fair_race(train: Callable[[str, float, int], float], lrs: Sequence[float]) -
     """Return "A" or "B", whichever loses less on every fresh seed, each at its best rate."""
 
     def loss(name: str, lr: float, seed: int) -> float:
-        found = train(name, lr, seed)
-        return found if math.isfinite(found) else math.inf
+        final = train(name, lr, seed)
+        return final if math.isfinite(final) else math.inf
 
     def best(name: str) -> float:
         return min(lrs, key=lambda lr: statistics.median(loss(name, lr, seed) for seed in range(3)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -189,8 +190,11 @@ STUDIES = {"rms": update_rms, "decay": decay, "routing": routing, "batch": batch
 # ---- Blocks -----------------------------------------------------------------------------------------------
 
 
-class Arm(NamedTuple):
-    """One way to orthogonalize. blocks: T. whole_every: k; 1 is Muon, 0 blockwise, what is between periodic."""
+class Blocking(NamedTuple):
+    """Into how many blocks a matrix is cut for Newton–Schulz, T, and in which steps it is not, every k-th.
+
+    blocks: T. whole_every: k; 1 is Muon, 0 blockwise, what is between periodic.
+    """
 
     blocks: int
     whole_every: int
@@ -202,14 +206,17 @@ class Arm(NamedTuple):
         return muon_and_adamw(by_algorithm(model), setting, make)
 
 
-WHOLE = Arm(1, 1)
-ARMS = (WHOLE, Arm(2, 5), Arm(2, 0), Arm(4, 2), Arm(4, 5), Arm(4, 0), Arm(8, 5), Arm(8, 0))
+WHOLE = Blocking(1, 1)
+BLOCKINGS = (WHOLE, *starmap(Blocking, ((2, 5), (2, 0), (4, 2), (4, 5), (4, 0), (8, 5), (8, 0))))
 
 
-def blocks(world: World, best: Setting, size: StudySize, arms: Sequence[Arm] = ARMS) -> dict[str, Any]:
-    """Tune every arm and race them all; return what is kept, as plain data. Collective. best: whole Muon's setting."""
-    found = retuned(world, {arm: Variation(best, size.task, arm.optimizers) for arm in arms}, size, FINER)
-    rows = [arm._asdict() | row | against(row["gaps"], found[arms[0]]["gaps"]) for arm, row in found.items()]
+def blocks(world: World, best: Setting, size: StudySize, blockings: Sequence[Blocking] = BLOCKINGS) -> dict[str, Any]:
+    """Tune with every blocking and race them all; return what is kept, as plain data. Collective.
+
+    best: whole Muon's setting.
+    """
+    found = retuned(world, {b: Variation(best, size.task, b.optimizers) for b in blockings}, size, FINER)
+    rows = [b._asdict() | row | against(row["gaps"], found[blockings[0]]["gaps"]) for b, row in found.items()]
     of = {"weight_decay": best.weight_decay, "momentum": best.momentum, "tuning_seeds": list(size.tuning)}
     return described(size.task, size.seeds) | of | {"rows": rows}
 

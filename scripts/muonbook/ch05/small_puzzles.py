@@ -19,9 +19,9 @@ GROUPS = FiveMinutes(
 )
 
 
-def suspects(size: int, said: dict[int, str]) -> list[int]:
-    """Return the ranks that did not wait. said: rank -> its message, if it printed one."""
-    return [rank for rank in range(size) if "stopped waiting" not in said.get(rank, "")]
+def suspects(size: int, reports: dict[int, str]) -> list[int]:
+    """Return the ranks that did not wait. reports: rank -> its message, if it printed one."""
+    return [rank for rank in range(size) if "stopped waiting" not in reports.get(rank, "")]
 
 
 IN_IT = "stopped waiting"

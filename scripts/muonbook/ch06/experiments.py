@@ -1,4 +1,4 @@
-"""Chapter 6's experiments: ZeRO-1 AdamW, trained and certified, and variants of data parallelism on one model.
+"""Chapter 6's experiments: ZeRO-1 AdamW, trained and certified, and other ways to be data parallel on one model.
 
 DDP and FSDP2 are torch's own, ZeRO-1 is ours. Kept are bytes of storages that really exist, found by walking
 parameters, gradients and the optimizer's state; sent are those of the collectives that torch's dispatcher saw, by the
@@ -28,7 +28,7 @@ from distmuon.verify.prediction import predict_step
 from distmuon.verify.training import initial_parameters, network, optimizer_of, plan_run
 from muonbook import certified
 from muonbook.certified import CertifiedRun
-from muonbook.measure.baselines import Trainer, data_parallel, shard_by_rows
+from muonbook.measure.trainers import Trainer, data_parallel, shard_by_rows
 
 # ---- ZeRO-1, certified ------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ def report(found: tuple[CertifiedRun, list[ModelStates]], recipe: Recipe, dp: in
     return verdict.exact and verdict.unrounded and run.replicas_agree and as_predicted, None
 
 
-# ---- What a variant keeps and sends ------------------------------------------------------------------------
+# ---- What a baseline keeps and sends ------------------------------------------------------------------------
 
 
 class Cost(NamedTuple):
@@ -86,9 +86,9 @@ class Cost(NamedTuple):
     sent: int
 
 
-Costs = dict[tuple[str, str], tuple[Cost, Cost]]  # (dtype, variant) -> counted, predicted
+Costs = dict[tuple[str, str], tuple[Cost, Cost]]  # (dtype, baseline) -> counted, predicted
 
-# ---- Variants: each returns (counted, predicted) ------------------------------------------------------
+# ---- Baselines: each returns (counted, predicted) ------------------------------------------------------
 
 
 def zero1(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
@@ -141,7 +141,7 @@ def fsdp2(recipe: Recipe, grid: Grid) -> tuple[Cost, Cost]:
     return costs
 
 
-VARIANTS: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {
+BASELINES: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {
     ("float32", "DDP"): ddp,
     ("float32", "ZeRO-1"): zero1,
     ("float32", "FSDP2"): fsdp2,
@@ -153,28 +153,28 @@ VARIANTS: dict[tuple[str, str], Callable[[Recipe, Grid], tuple[Cost, Cost]]] = {
 
 
 def compare(world: World, recipe: Recipe) -> list[Costs] | None:
-    """Train a little in each variant; return, on rank 0, what every rank counted, and what was predicted."""
+    """Train a little in each baseline; return, on rank 0, what every rank counted, and what was predicted."""
     grid = Grid.of(world)
     return world.gather({
-        (dtype, name): variant(replace(recipe, dtype=dtype), grid) for (dtype, name), variant in VARIANTS.items()
+        (dtype, name): baseline(replace(recipe, dtype=dtype), grid) for (dtype, name), baseline in BASELINES.items()
     })  # fmt: skip
 
 
-def report_variants(ranks: list[Costs], recipe: Recipe) -> tuple[bool, list[dict[str, Any]]]:
-    """Print bytes per parameter of every variant; return whether all that was counted was predicted, and rank 0's."""
+def report_baselines(ranks: list[Costs], recipe: Recipe) -> tuple[bool, list[dict[str, Any]]]:
+    """Print bytes per parameter of every baseline; return whether all that was counted was predicted, and rank 0's."""
     parameters = sum(spec.numel for spec in plan_run(recipe, 1, 1)[0].specs)
     rows: list[dict[str, Any]] = []
-    for (dtype, variant), (counted, _) in ranks[0].items():
+    for (dtype, baseline), (counted, _) in ranks[0].items():
         kept = {k: size / parameters for k, size in counted.states.items() if k not in ("momentum", "counters")}
-        rows.append({"dtype": dtype, "way": variant, "kept": kept, "sent": counted.sent / parameters})
+        rows.append({"dtype": dtype, "baseline": baseline, "kept": kept, "sent": counted.sent / parameters})
     print(f"Bytes per parameter on rank 0 of {len(ranks)}")
     print(f"{'':<26}params   grads masters   m, v    kept    sent")
     for row in rows:
         weights, gradients, masters, *moments = row["kept"].values()
         columns = (weights, gradients, masters, sum(moments), sum(row["kept"].values()), row["sent"])
-        print(f"{row['dtype']:<9} {row['way']:<15}" + "".join(f"{value:>7.2f} " for value in columns).rstrip())
+        print(f"{row['dtype']:<9} {row['baseline']:<15}" + "".join(f"{value:>7.2f} " for value in columns).rstrip())
     right = all(counted == predicted for rank in ranks for counted, predicted in rank.values())
-    print(f"Every rank, way and kind, counted = predicted to the byte: {right}.")
+    print(f"Every rank, baseline and kind, counted = predicted to the byte: {right}.")
     return right, rows
 
 

@@ -80,9 +80,9 @@ def fetch(group: Group, shard: torch.Tensor, start: int, end: int) -> torch.Tens
     pieces = [shard_range.intersect(Range(start, end)) for shard_range in shards]
     longest = max(piece.size for piece in pieces)
 
-    mine = pieces[group.rank].relative_to(group.rank * size)
+    local = pieces[group.rank].relative_to(group.rank * size)
     contribution = shard.new_zeros(longest)
-    contribution[: mine.size] = shard[mine.as_slice]
+    contribution[: local.size] = shard[local.as_slice]
 
     rows = group.all_gather(contribution, "pieces").view(group.size, longest)
     return torch.cat([row[: piece.size] for row, piece in zip(rows, pieces, strict=True)])

@@ -89,8 +89,8 @@ PUZZLE = Puzzle(
 
 def cut_pieces(matrices: Sequence[Range], rank: int, size: int) -> list[tuple[int, Range]]:
     """Return (matrix, piece) for every piece that this rank owns of a matrix that is cut."""
-    mine = Range(rank * size, (rank + 1) * size)
-    pieces = [(i, place.intersect(mine)) for i, place in enumerate(matrices)]
+    shard = Range(rank * size, (rank + 1) * size)
+    pieces = [(i, place.intersect(shard)) for i, place in enumerate(matrices)]
     return [(i, piece) for i, piece in pieces if 0 < piece.size < matrices[i].size]
 
 
@@ -101,7 +101,7 @@ def gather_cut(
     import torch
 
     size, origin = len(shard), group.rank * len(shard)
-    mine = Range(origin, origin + size)
+    local = Range(origin, origin + size)
     lists = [cut_pieces(matrices, rank, size) for rank in range(group.size)]
     longest = max(sum(piece.size for _, piece in pieces) for pieces in lists)
 
@@ -118,8 +118,8 @@ def gather_cut(
 
     whole = {}
     for index, place in enumerate(matrices):
-        if place.intersect(mine) == place:
+        if place.intersect(local) == place:
             whole[index] = shard[place.relative_to(origin).as_slice]
-        elif place.intersect(mine).size:
+        elif place.intersect(local).size:
             whole[index] = torch.cat(joined[index])
     return whole

@@ -23,14 +23,13 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook import network_emulation
 from muonbook.ch12.four_counts import COUNTED, GRIDS, LAYOUTS, counts_on, warmed_up
-from muonbook.contenders import CONTENDERS, admitted
 from muonbook.measure import formulas
-from muonbook.measure.baselines import predict_muon
 from muonbook.measure.workload import SHAPES, Workload, pixels
+from muonbook.runnable_baselines import RUNNABLE, admitted
 
 RATIO_GRIDS = [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)]
 WIRE_GRIDS = [(4, 1), (3, 1), (8, 1), (2, 2), (4, 2)]
-STEPS = 3  # of each contender, that the operating system counts
+STEPS = 3  # of each baseline, that the operating system counts
 SETTLE = 0.3  # seconds for late acknowledgements, so that none of the step before is counted
 
 # how the parameters are stored (gradients are always reduced in float32), and how the momentum travels
@@ -41,7 +40,7 @@ DTYPES: dict[str, dict[str, Any]] = {
     "fp32, momentum fp32": {"dtype": "float32", "gather_dtype": "float32"},
 }
 COMPARED = ("zero1", *LAYOUTS, "adamw_fsdp2", "muonw")
-ACTIVATIONS = ("all_reduce", "tp")  # the model's, and every contender's
+ACTIVATIONS = ("all_reduce", "tp")  # the model's, and every baseline's
 Rows = Sequence[Mapping[str, Any]]
 G, W, M = 4, {"float32": 4, "bfloat16": 2}, {None: 2, "float32": 4}  # bytes per element
 
@@ -50,7 +49,7 @@ G, W, M = 4, {"float32": 4, "bfloat16": 2}, {None: 2, "float32": 4}  # bytes per
 
 
 def count_matrices(world: World, workloads: Sequence[Workload]) -> list[dict[str, int]]:
-    """Return per workload {contender: bytes this rank sends per step for matrices}.
+    """Return per workload {baseline: bytes this rank sends per step for matrices}.
 
     Of ZeRO-1 AdamW and `gather_all`, from the ledger; activations are left out. Matrices can be told apart only where
     no bucket holds anything else: bucket_size=1.
@@ -96,7 +95,7 @@ def ratios_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
 
 
 def count_optimizers(world: World, workload: Workload) -> dict[str, int]:
-    """Return {contender: bytes this rank sends per step}, activations left out, as torch's dispatcher counts them."""
+    """Return {baseline: bytes this rank sends per step}, activations left out, as torch's dispatcher counts them."""
     grid = Grid.of(world)
     found, corpus = {}, pixels(grid, workload.context)
     for name in admitted(workload, world.dp, world.tp, COMPARED):
@@ -109,7 +108,7 @@ def count_optimizers(world: World, workload: Workload) -> dict[str, int]:
 
 
 def algorithms_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
-    """Return one row per contender of COMPARED on this grid, in the paper's dtypes, means over ranks.
+    """Return one row per baseline of COMPARED on this grid, in the paper's dtypes, means over ranks.
 
     sent: bytes, counted. over_zero1: of all parameters, counted. Of Muon's layouts also s, ratio: of matrices alone,
     by formula; and closed: whether formula and what stands beside it are what was counted, as fractions.
@@ -128,7 +127,7 @@ def algorithms_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]
     sent = {name: Fraction(sum(rank[name] for rank in ranks), len(ranks)) for name in ranks[0]}
     rows = []
     for name, mean in sent.items():
-        row = {"dp": dp, "tp": tp, "contender": name, "sent": float(mean), "over_zero1": float(mean / sent["zero1"])}
+        row = {"dp": dp, "tp": tp, "baseline": name, "sent": float(mean), "over_zero1": float(mean / sent["zero1"])}
         if name in planned:
             s, ratio, closed = planned[name]
             row |= {"s": float(s), "ratio": float(ratio), "closed": closed == mean}
@@ -140,9 +139,9 @@ def report_ratios(rows: Rows) -> bool:
     """Print Muon / ZeRO-1 AdamW on one grid; return whether what was counted is what the formulas say."""
     print(f"{rows[0]['dp']} DP x {rows[0]['tp']} TP ranks, {PAPERS}; bytes of Muon / ZeRO-1 AdamW:")
     print("formula  counted")
-    ours = [row for row in rows if row["contender"] in LAYOUTS]
+    ours = [row for row in rows if row["baseline"] in LAYOUTS]
     for row in ours:
-        print(f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {CONTENDERS[row['contender']].title}")
+        print(f"{row['ratio']:>7.3f}{row['over_zero1']:>9.3f}  {RUNNABLE[row['baseline']].title}")
     closed = all(row["closed"] for row in ours)
     print(f"Formula + padding + AdamW's + norms = counted: {closed}.")
     return closed
@@ -166,7 +165,7 @@ def fsdp2_on(dp: int) -> dict[str, int]:
     """Return what the update of torch.optim.Muon on FSDP2 calls and sends on rank 0, and our momentum gathers send."""
     workload = SHAPES["even"].shared_by(dp)
     with session.environment(session.directory()):  # planning makes torch leave a folder behind
-        matrices, ours = len(workload.plan(dp, 1)[1]), predict_muon(workload, dp, 1, 0)
+        matrices, ours = len(workload.plan(dp, 1)[1]), RUNNABLE["muon"].predict(workload, dp, 1, (0, 0))
     update = launch.run(count_fsdp2, (workload,), dp=dp)[0][1].total()
     momentum = sum(traffic.sent_bytes for entry, traffic in ours if entry.label.startswith("momentum"))
     sent = {"update_calls": update.calls, "update_sent": update.sent_bytes, "gather_all_momentum": momentum}
@@ -177,7 +176,7 @@ def fsdp2_on(dp: int) -> dict[str, int]:
 
 
 def count_wire(world: World, workload: Workload, steps: int) -> dict[str, dict[str, int]]:
-    """Let the operating system count `steps` steps of every contender. Only in a world with `link`.
+    """Let the operating system count `steps` steps of every baseline. Only in a world with `link`.
 
     bytes: that left the rank's interface, in whole frames; payload: without headers. ring: what the ring formula says
     of the collectives dispatched meanwhile; reduce_scatter: the part of it that torch calls by this name.
@@ -205,7 +204,7 @@ def settled() -> network_emulation.Sent:
 
 
 def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[dict[str, Any]]:
-    """Return one row per contender: what left all interfaces together, and at the ranks, over the ring formula's bytes.
+    """Return one row per baseline: what left all interfaces together, and at the ranks, over the ring formula's bytes.
 
     Needs `network_emulation.setup_bridge`. payload: frames without the 66 bytes of headers of every packet. on_gloo,
     least_rank, greatest_rank: over what it is if gloo carries out a reduce-scatter that torch calls as an all-reduce.
@@ -218,7 +217,7 @@ def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[d
         total = {key: sum(rank[key] for rank in found) for key in found[0]}
         each = [rank["payload"] / (rank["ring"] + rank["reduce_scatter"]) for rank in found]
         rows.append({
-            "dp": dp, "tp": tp, "contender": name, **total,
+            "dp": dp, "tp": tp, "baseline": name, **total,
             "ratio": total["payload"] / total["ring"],
             "on_gloo": total["payload"] / (total["ring"] + total["reduce_scatter"]),
             "least_rank": min(each), "greatest_rank": max(each),
@@ -227,7 +226,7 @@ def wire_on(dp: int, tp: int, shape: str = "even", steps: int = STEPS) -> list[d
 
 
 def wire_lines(rows: Rows) -> list[str]:
-    """Return `wire_on`'s rows of several grids, a line per contender: the least and the greatest of its ratios."""
+    """Return `wire_on`'s rows of several grids, a line per baseline: the least and the greatest of its ratios."""
     lines = [
         "Bytes that left all ranks' network interfaces, without headers, divided by",
         "  called    what the ring formula says of the collectives that torch called",
@@ -236,12 +235,12 @@ def wire_lines(rows: Rows) -> list[str]:
         "",
         "     called       gloo's",
     ]
-    for name, contender in CONTENDERS.items():
-        mine = [row for row in rows if row["contender"] == name]
+    for name, baseline in RUNNABLE.items():
+        mine = [row for row in rows if row["baseline"] == name]
         if mine:
             spans = [(min(row[key] for row in mine), max(row[key] for row in mine)) for key in ("ratio", "on_gloo")]
             told = "".join(f"{low:.3f}-{high:.3f}  " for low, high in spans)
-            lines.append(f"{told}{contender.title}")
+            lines.append(f"{told}{baseline.title}")
     return lines
 
 

@@ -15,15 +15,15 @@ from matplotlib.figure import Figure
 from distmuon.sharding.gradients import STATISTICS_LABEL
 from distmuon.sharding.layout import FLAT, Layout, ParamSpec, Range
 from distmuon.sharding.ledger import Entry, Ledger
+from muonbook.baselines import TITLES
 from muonbook.ch12.four_counts import LAYOUTS
-from muonbook.contenders import CONTENDERS
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import describe_bars, draw_bars, head
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, PADDING, ROW, WIDTH, Block
 from muonbook.measure import formulas
 from muonbook.measure.workload import Workload
 from muonbook.planner.owned_worlds import plan_part
-from muonbook.ways import TITLES
+from muonbook.runnable_baselines import RUNNABLE
 
 from muonbook.figures.style import box, card, dp_colour, ink_on, mix, put  # isort: skip
 
@@ -51,10 +51,10 @@ class HeldPiece(NamedTuple):
 
 
 def laid_out(name: str) -> Layout:
-    """Return the seven matrices as an algorithm of `LAYOUTS` lays them out."""
-    algorithm = LAYOUTS[name]
-    size = ELEMENTS if algorithm.elements == FLAT else BUCKET
-    return plan_part(MATRICES, range(len(MATRICES)), D, 1, size, algorithm.strategy).layout
+    """Return the seven matrices as a baseline of `LAYOUTS` lays them out."""
+    baseline = LAYOUTS[name]
+    size = ELEMENTS if baseline.elements == FLAT else BUCKET
+    return plan_part(MATRICES, range(len(MATRICES)), D, 1, size, baseline.strategy).layout
 
 
 def pieces(name: str) -> list[HeldPiece]:
@@ -76,7 +76,7 @@ def received(name: str) -> float:
 
 
 def draw_pieces(title: str = "") -> Figure:
-    """Draw, for every algorithm, the buffer from left to right and what each rank holds of it."""
+    """Draw, for every baseline, the buffer from left to right and what each rank holds of it."""
     note = "What four DP ranks hold of seven matrices, between lines. Strong: kept. Pale: received."
     return card(title, note, *(_pieces_block(name) for name in LAYOUTS))
 
@@ -84,10 +84,10 @@ def draw_pieces(title: str = "") -> Figure:
 def describe_pieces(title: str = "") -> str:
     """Return alt text for `draw_pieces`: what a rank receives, and among how many ranks the matrices are cut."""
     told = []
-    for name, algorithm in LAYOUTS.items():
+    for name, baseline in LAYOUTS.items():
         layout = laid_out(name)
         cut = [len(layout.owners(bucket, index)) for bucket in layout.buckets for index in bucket.params]
-        told.append(f"{algorithm.title}: {sum(n > 1 for n in cut)} of {len(cut)} matrices are cut, a rank receives "
+        told.append(f"{baseline.title}: {sum(n > 1 for n in cut)} of {len(cut)} matrices are cut, a rank receives "
                     f"{100 * received(name):.0f} % of all")  # fmt: skip
     return f"{head(title, 'Pieces of matrices')} Seven matrices on four DP ranks. {'; '.join(told)}."
 
@@ -145,16 +145,16 @@ def sent_by_purpose(ledger: Ledger) -> dict[str, float]:
 
 
 def step_rows(workload: Workload, dp: int, tp: int, names: Sequence[str] = SHOWN) -> dict[str, dict[str, float]]:
-    """Return what a rank is predicted to send in one step, mean over ranks, by contender and purpose.
+    """Return what a rank is predicted to send in one step, mean over ranks, by baseline and purpose.
 
-    Without activations, which all have in common. names: of `CONTENDERS` with a prediction.
+    Without activations, which all have in common. names: of `RUNNABLE` with a prediction.
     """
     ranks = [(d, t) for d in range(dp) for t in range(tp)]
     rows = {}
-    for contender in (CONTENDERS[name] for name in names):
-        rows[contender.title] = mean = dict.fromkeys(PURPOSES, 0.0)
+    for baseline in (RUNNABLE[name] for name in names):
+        rows[baseline.title] = mean = dict.fromkeys(PURPOSES, 0.0)
         for rank in ranks:
-            sent = sent_by_purpose(contender.predict(workload, dp, tp, rank))
+            sent = sent_by_purpose(baseline.predict(workload, dp, tp, rank))
             for what in PURPOSES:
                 mean[what] += sent[what] / len(ranks)
     return rows

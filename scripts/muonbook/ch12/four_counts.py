@@ -26,10 +26,10 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import NOTHING, Ledger, Traffic
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.contenders import CONTENDERS, MUON_LAYOUTS, admitted
-from muonbook.measure.baselines import Trainer
 from muonbook.measure.profiler import Seen, profiled, seen
+from muonbook.measure.trainers import Trainer
 from muonbook.measure.workload import SHAPES, Workload, batches, pixels
+from muonbook.runnable_baselines import MUON_LAYOUTS, RUNNABLE, admitted
 
 Grids = Sequence[tuple[int, int]]
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -37,25 +37,25 @@ Kinds = dict[tuple[str, str], Traffic]  # (collective, group) -> calls, payload,
 
 GRIDS = [(dp, tp) for dp in range(1, 9) for tp in range(1, 9) if dp * tp <= 8]
 LAYOUTS = {name: layout for name, layout in MUON_LAYOUTS.items() if name != "muon_single"}  # which chapter 13 adds
-COUNTED = tuple(name for name in CONTENDERS if name != "muon_single")
+COUNTED = tuple(name for name in RUNNABLE if name != "muon_single")
 WARM_UP = 2  # steps before the one that is counted: the first ones allocate
 
 
 def warmed_up(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> tuple[Trainer, Batches]:
-    """Return a contender that has taken its first steps, and the batches of those that follow. Collective."""
-    trainer = CONTENDERS[name].make(workload, grid)
+    """Return a baseline that has taken its first steps, and the batches of those that follow. Collective."""
+    trainer = RUNNABLE[name].make(workload, grid)
     data = batches(workload, corpus, grid.dp.size, grid.dp.rank)
     for _ in range(WARM_UP):
         trainer.step(next(data))
     return trainer, data
 
 
-# ---- One step of one contender ----------------------------------------------------------------------------
+# ---- One step of one baseline ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Counted:
-    """One contender's step on one rank, counted in four ways.
+    """One baseline's step on one rank, counted in four ways.
 
     ledger: with what FSDP2 is predicted to call beside it; None where nothing is ours. native: reduce-scatters are
     called by that name, and not as an all-to-all of the same payload (ours on gloo).
@@ -99,21 +99,21 @@ def by_name(kinds: Kinds) -> dict[str, Seen]:
 
 
 def count_step(name: str, workload: Workload, grid: Grid, corpus: Tensor) -> Counted:
-    """Count a contender's third step, and profile its fourth. Collective; only for those with a prediction."""
-    contender = CONTENDERS[name]
-    predicted = contender.predict(workload, grid.dp.size, grid.tp.size, (grid.dp.rank, grid.tp.rank))
+    """Count a baseline's third step, and profile its fourth. Collective; only for those with a prediction."""
+    baseline = RUNNABLE[name]
+    predicted = baseline.predict(workload, grid.dp.size, grid.tp.size, (grid.dp.rank, grid.tp.rank))
     trainer, data = warmed_up(name, workload, grid, corpus)
-    ledger = None if contender.ledger is None else contender.ledger(trainer, grid)
+    ledger = None if baseline.ledger is None else baseline.ledger(trainer, grid)
     if ledger is not None:
         ledger.clear()
     with CollectiveCounter() as counter:
         trainer.step(next(data))
     ledger = copy.deepcopy(ledger)
-    if ledger is not None and contender.fsdp2 is not None:
-        ledger.add(contender.fsdp2(workload, grid.dp.size, grid.tp.size))
+    if ledger is not None and baseline.fsdp2 is not None:
+        ledger.add(baseline.fsdp2(workload, grid.dp.size, grid.tp.size))
     with profiled() as events:
         trainer.step(next(data))
-    native = grid.dp.native_reduce_scatter or contender.fsdp2 is not None
+    native = grid.dp.native_reduce_scatter or baseline.fsdp2 is not None
     return Counted(predicted, ledger, counter.ledger, seen(events), native)
 
 
@@ -127,7 +127,7 @@ def count(world: World, workloads: Mapping[str, Workload]) -> list[dict[tuple[st
         if workload.fits(world.dp, world.tp):
             corpus = pixels(grid, workload.context)
             for name in admitted(workload, world.dp, world.tp, COUNTED):
-                if CONTENDERS[name].predicted:
+                if RUNNABLE[name].predicted:
                     found[shape, name] = count_step(name, workload, grid, corpus)
     return world.gather(found)
 
@@ -140,7 +140,7 @@ def faults(ranks: Sequence[Mapping[Any, Counted]]) -> list[str]:
 
 
 def report(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape: str) -> tuple[bool, None]:
-    """Print what a rank sends, planned and counted, a line per contender; all is well if every rank's counts agree."""
+    """Print what a rank sends, planned and counted, a line per baseline; all is well if every rank's counts agree."""
     print(f"{dp} DP x {tp} TP ranks, model {shape!r}: bytes that a rank sends")
     print("in one step, on average.")
     print("   planned    counted  / ZeRO-1")
@@ -148,7 +148,7 @@ def report(ranks: list[dict[tuple[str, str], Counted]], dp: int, tp: int, shape:
     _, adamw = sent[shape, "zero1"]
     for key, (planned, counted) in sent.items():
         ratio = f"{counted / adamw:.3f}" if adamw else "-"
-        print(f"{planned:>10,.0f} {counted:>10,.0f} {ratio:>9}  {CONTENDERS[key[1]].title}")
+        print(f"{planned:>10,.0f} {counted:>10,.0f} {ratio:>9}  {RUNNABLE[key[1]].title}")
     found = faults(ranks)
     print(*found[:5], sep="\n", end="\n" * bool(found))
     print("Plan, ledger, dispatcher, profiler; every rank and")
@@ -179,7 +179,7 @@ def count_grids(world: World, grids: Grids) -> dict[tuple[int, int], list[dict[t
 
 
 def counts_on(grids: Grids) -> dict[str, Any]:
-    """Count every contender on every grid; return how much was held against each other."""
+    """Count every baseline on every grid; return how much was held against each other."""
     ranks_of: dict[tuple[int, int], Any] = {}
     for size in sorted({dp * tp for dp, tp in grids}):
         mine = [(dp, tp) for dp, tp in grids if dp * tp == size]

@@ -19,8 +19,8 @@ from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.tensor_parallel import mark
-from muonbook.contenders import FLAT, MUON_LAYOUTS
-from muonbook.ways import TITLES
+from muonbook.baselines import TITLES
+from muonbook.runnable_baselines import FLAT, MUON_LAYOUTS
 
 COUNTED = ("muon", "muon_flat", "muon_cut", "muon_owner")
 Block = Mapping[str, tuple[int, int]]

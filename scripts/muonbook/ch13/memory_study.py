@@ -1,4 +1,4 @@
-"""Chapter 13's counts: the contenders weighed on every small grid, and step by step with many batch sizes.
+"""Chapter 13's counts: the baselines weighed on every small grid, and step by step with many batch sizes.
 
 Nothing here is a time: the same counts on every machine.
 """
@@ -14,10 +14,10 @@ from distmuon.launch import World
 from distmuon.sharding.grid import Grid
 from distmuon.verify.model_states import STATE, ModelStates
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, weigh
-from muonbook.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.measure.workload import FILM, SHAPES, Workload
+from muonbook.runnable_baselines import RUNNABLE, TRIED, ZERO1, admitted
 
-Job = tuple[str, Workload, bool]  # contender, what to train, whether to follow a whole step
+Job = tuple[str, Workload, bool]  # baseline, what to train, whether to follow a whole step
 Row = dict[str, Any]
 
 CASES = [("even", "float32"), ("even", "bfloat16"), ("tall", "bfloat16"), ("odd", "float32")]  # shape, dtype
@@ -32,7 +32,7 @@ PICTURED = FILM.shared_by(4)
 
 
 def weigh_all(world: World, jobs: Sequence[Job]) -> list[list[Weighed]] | None:
-    """Weigh (contender, workload, tracked), one after the other; return every rank's list of what was found."""
+    """Weigh (baseline, workload, tracked), one after the other; return every rank's list of what was found."""
     grid, found = Grid.of(world), []
     for name, workload, tracked in jobs:
         one = weigh(name, workload, grid, tracked)
@@ -46,7 +46,7 @@ def weigh_admitted(world: World, workload: Workload) -> list[list[Weighed]] | No
 
 
 def cross_check_all(world: World, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the peak of each contender's update as two counters saw it, on one rank."""
+    """Return the peak of each baseline's update as two counters saw it, on one rank."""
     return {name: cross_check(name, SHAPES["even"].shared_by(1), Grid.of(world)) for name in names}
 
 
@@ -67,10 +67,10 @@ def report(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> 
         columns = [row["kept"][kind] for kind in ("parameters", "gradients", "masters")]
         columns += [sum(row["kept"][kind] for kind in STATE), sum(row["kept"].values())]
         sizes = "".join(f"{value:>{w},}" for value, w in zip(columns, (10, 11, 9, 10, 11), strict=True))
-        print(f"{CONTENDERS[row['contender']].title:<24}{sizes}")
+        print(f"{RUNNABLE[row['baseline']].title:<24}{sizes}")
     numbers = numbers_compared(ranks)
     well = numbers["equal"] == numbers["compared"]
-    print(f"\nEvery rank, contender and kind kept, counted = predicted to the byte: {well}")
+    print(f"\nEvery rank, baseline and kind kept, counted = predicted to the byte: {well}")
     print(f"({numbers['compared']} numbers, {numbers['nonzero']} of them not 0).")
     bounded = all(row["under_bound"] is not False for row in rows)
     print(f"Every update stayed under its bound, on every rank: {bounded}.")
@@ -78,12 +78,12 @@ def report(ranks: list[list[Weighed]], workload: Workload, dp: int, tp: int) -> 
 
 
 def row_of(name: str, ranks: Sequence[Weighed]) -> Row:
-    """Return what a results file holds of one contender: rank 0's bytes, and the worst rank's update."""
+    """Return what a results file holds of one baseline: rank 0's bytes, and the worst rank's update."""
     first = ranks[0]
     bounds = [(one.transient, one.bound) for one in ranks if one.bound is not None]
     worst = max(range(len(ranks)), key=lambda rank: ranks[rank].transient)
     return {
-        "contender": name,
+        "baseline": name,
         "kept": first.states,
         "standing": first.standing,
         "stages": first.stages,
@@ -122,7 +122,7 @@ def measure(quick: bool) -> Row:
 def measure_grids(
     grids: Sequence[tuple[int, int]], tracked: Sequence[tuple[int, int]], models: Sequence[tuple[str, str]]
 ) -> Row:
-    """Weigh every contender on every grid with every (shape, dtype); on `tracked` grids follow steps of "even", too."""
+    """Weigh every baseline on every grid with every (shape, dtype); on `tracked` grids follow steps of "even", too."""
     rows: list[Row] = []
     halves: list[bool] = []
     totals: list[bool] = []

@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distmuon.sharding.layout import ITEM_BYTES
+from muonbook.baselines import BASELINES
 from muonbook.ch13.meta_device import weigh_worst_moves
 from muonbook.ch13.step_memory import PASSES
-from muonbook.contenders import ZERO1
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import Degrees, stages
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
-from muonbook.ways import WAYS
+from muonbook.runnable_baselines import ZERO1
 
 Found = Mapping[str, Any]  # as `memory_study.measure` returns it
 RULES = {"muon_single": None, "muon": "megatron", "muon_flat": "flat", "muon_cut": "flat", "muon_owner": "megatron"}
 # column -> strategy, bucket rule; None: a bucket for every matrix
-PLANNED = {WAYS[name].title: (WAYS[name].strategy, rule) for name, rule in RULES.items()}
+PLANNED = {BASELINES[name].title: (BASELINES[name].strategy, rule) for name, rule in RULES.items()}
 
 # ---- What is saved ----------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ def peaks_of_batches(found: Found) -> dict[int, dict[str, StepPeaks]]:
     titles = dict(zip(ZERO1, ("AdamW", *PLANNED), strict=True))
     peaks: dict[int, dict[str, StepPeaks]] = {}
     for row in found["batches"]:
-        name, kept = row["contender"], row["standing"]
+        name, kept = row["baseline"], row["standing"]
         borrowed = {stage: size for stage, size in row["stages"].items() if on_nccl(stage)}
         passes, update = (
             max(size for stage, size in borrowed.items() if (stage in PASSES) == before) for before in (True, False)

@@ -25,7 +25,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ITEM_BYTES, Bucket, Layout
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.memory_tracker import StorageTracker
-from muonbook.measure.baselines import SAME_EVERYWHERE
+from muonbook.measure.trainers import SAME_EVERYWHERE
 
 UNEVEN_OVER_TP = ("owner",)  # strategies whose TP ranks do unequal work
 

@@ -1,4 +1,4 @@
-"""One training step on the scales: what a contender keeps, and what each stage of its step holds besides.
+"""One training step on the scales: what a baseline keeps, and what each stage of its step holds besides.
 
 Everything is counted on storages (`model_states`, `memory_tracker`) and, where a layout decides it, predicted before.
 Bytes do not depend on what the numbers are, so the tokens are made up. Newton–Schulz computes in float32 here unless
@@ -20,10 +20,10 @@ from distmuon.optim.sharded_optimizer import ShardedOptimizer
 from distmuon.sharding.grid import Grid
 from distmuon.verify.memory_tracker import Moment, StorageTracker, references, size_of
 from distmuon.verify.model_states import ModelStates, count
-from muonbook.contenders import CONTENDERS
-from muonbook.measure.baselines import Trainer
 from muonbook.measure.trace import named_moves
+from muonbook.measure.trainers import Trainer
 from muonbook.measure.workload import Workload
+from muonbook.runnable_baselines import RUNNABLE
 
 PASSES = ("forward", "backward")  # stages before the update
 WARM = 2  # steps before the one that is weighed: state is made in the first, and DDP arranges itself
@@ -56,12 +56,12 @@ class Weighed(NamedTuple):
 def weigh(
     name: str, workload: Workload, grid: Grid, tracked: bool = True, compute_dtype: str | None = "float32"
 ) -> Weighed:
-    """Train the contender `name` for a few steps and weigh the last. Collective.
+    """Train the baseline `name` for a few steps and weigh the last. Collective.
 
     tracked: follow a whole step, operator by operator; else only what is kept is counted. compute_dtype: of
     Newton–Schulz; None leaves it to the optimizer, and then there is no bound.
     """
-    trainer = CONTENDERS[name].make(workload, grid)
+    trainer = RUNNABLE[name].make(workload, grid)
     if compute_dtype:
         compute_in(trainer, getattr(torch, compute_dtype))
     ids = _tokens(workload, grid)
@@ -76,9 +76,9 @@ def weigh(
     there = [ref for ref in there if size_of(ref) is not None]  # without gradients that live from step to update
     standing = sum(size_of(ref) or 0 for ref in there)
     place = (grid.dp.size, grid.tp.size, grid.dp.rank)
-    predicted = CONTENDERS[name].states(workload, *place)
+    predicted = RUNNABLE[name].states(workload, *place)
     at_once = takes_all_at_once(grid.device)
-    update_bound = CONTENDERS[name].update
+    update_bound = RUNNABLE[name].update
     bound = update_bound(workload, *place, compute_dtype, at_once) if update_bound and compute_dtype else None
     found = Weighed(states, predicted, standing, bound, {}, 0, [])
     if not tracked:
@@ -159,7 +159,7 @@ def allocated_peak(run: Callable[[], object]) -> int:
 
 def cross_check(name: str, workload: Workload, grid: Grid) -> tuple[int, int]:
     """Return the peak of an update, on a grid of one rank, by StorageTracker and by the allocator."""
-    trainer = CONTENDERS[name].make(workload, grid)
+    trainer = RUNNABLE[name].make(workload, grid)
     ids = _tokens(workload, grid)
     found = []
     for step in range(3):

@@ -36,11 +36,11 @@ from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.memory_tracker import StorageTracker
-from muonbook import ways
+from muonbook import baselines
 from muonbook.ch14 import recording
-from muonbook.measure import baselines, interleaved_timing, results, trace, trace_report
-from muonbook.measure.baselines import SAME_EVERYWHERE, Trainer, sliced_model
+from muonbook.measure import interleaved_timing, results, trace, trace_report, trainers
 from muonbook.measure.coalescing import compare_blocks, compare_shards
+from muonbook.measure.trainers import SAME_EVERYWHERE, Trainer, sliced_model
 from muonbook.measure.workload import SHAPES, Workload, batches, pixels
 
 # ---- One collective after the other, as NCCL carries them out -----------------------------------------------
@@ -71,8 +71,8 @@ def one_at_a_time() -> Iterator[None]:
 # ---- A training step of AdamW and one of Muon, recorded -----------------------------------------------------
 
 MAKERS: dict[str, Callable[[Workload, Grid], Trainer]] = {  # by the names that their traces bear
-    "adamw": baselines.make_zero1,
-    "muon": baselines.make_muon,
+    "adamw": trainers.make_zero1,
+    "muon": trainers.make_muon,
 }
 
 
@@ -113,7 +113,7 @@ def quickest(steps: Sequence[RecordedStep]) -> RecordedStep:
     return min(steps, key=lambda step: recording.span(step.trace))
 
 
-TITLES = {"adamw": ways.TITLES["zero1"], "muon": f"Muon, {ways.TITLES['muon']}"}
+TITLES = {"adamw": baselines.TITLES["zero1"], "muon": f"Muon, {baselines.TITLES['muon']}"}
 
 
 def report_steps(recorded: Mapping[str, RecordedStep], folder: str | None) -> tuple[bool, None]:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from muonbook.baselines import TITLES
 from muonbook.figures.player import Frame
 from muonbook.figures.plots import card, head, part_key
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, MARGIN, MUTED, ROW, TP_HATCHES, WIDTH, Block
 from muonbook.measure.trace import STEP, Activity, RankTrace, TracedCollective
 from muonbook.measure.trace_report import MS, Interval, hull, intersection, length, meetings, union
-from muonbook.ways import TITLES
 
 from muonbook.figures.style import box, dp_colour, ink_on, mix, put, wide  # isort: skip
 

@@ -61,7 +61,7 @@ def record(world: World, train_step: Callable[[], Any], steps: int, grid: Grid |
     """Call `train_step()` `steps` times under the profiler; return this rank's trace, trimmed. Collective.
 
     Each call is a range "step 0", "step 1", ...; all ranks enter the first one together. So is each move of our
-    optimizers, each forward and backward of a `baselines.Trainer`, and waiting for collectives that were started.
+    optimizers, each forward and backward of a `trainers.Trainer`, and waiting for collectives that were started.
     grid: whose ledger tells what a collective is for. Take a step before: the first one is never like the others.
     """
     on_gpu = world.device == "cuda"

@@ -10,7 +10,7 @@ import numpy as np
 
 from distmuon.sharding.layout import ParamSpec
 from muonbook.measure import results
-from muonbook.measure.baselines import predict_activations, predict_zero1
+from muonbook.measure.trainers import predict_activations
 from muonbook.measure.workload import Workload
 from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices import Compared, compared
@@ -20,6 +20,7 @@ from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldSetting
+from muonbook.runnable_baselines import RUNNABLE
 
 ON_ZERO1 = ("bucketed", "flat", "flat_cut", "owner")  # of ALGORITHMS
 
@@ -59,7 +60,7 @@ def predicted_bytes(workload: Workload, dp: int, tp: int) -> tuple[float, float]
     """Return what a rank sends in a step of ZeRO-1 AdamW, mean over DP ranks: over DP, and activations over TP."""
     _, _, model = workload.plan(dp, tp)
     activations = predict_activations(model, workload, dp, tp).total().sent_bytes
-    both = sum(predict_zero1(workload, dp, tp, rank).total().sent_bytes for rank in range(dp)) / dp
+    both = sum(RUNNABLE["zero1"].predict(workload, dp, tp, (rank, 0)).total().sent_bytes for rank in range(dp)) / dp
     return both - activations, float(activations)
 
 

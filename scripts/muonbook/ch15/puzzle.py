@@ -29,12 +29,12 @@ Grids = Mapping[tuple[int, int], Sequence[Collective]]
 
 def forecasts() -> dict[tuple[int, int], list[Collective]]:
     """Return, per grid of eight ranks, what one step of Muon sends over DP and TP: predicted, as in the chapter."""
-    from muonbook.measure.baselines import predict_muon
     from muonbook.measure.workload import TIMED
+    from muonbook.runnable_baselines import RUNNABLE
 
     found = {}
     for dp, tp in ((8, 1), (4, 2), (2, 4), (1, 8)):
-        ledger = predict_muon(TIMED.shared_by(RANKS), dp, tp, 0)
+        ledger = RUNNABLE["muon"].predict(TIMED.shared_by(RANKS), dp, tp, (0, 0))
         rows = collectives_of(ledger, {"dp": dp, "tp": tp, "world": RANKS})
         found[dp, tp] = [row for row in rows if row.group != "world"]
     return found

@@ -24,16 +24,16 @@ TIME_STEPS = "muonbook.ch15.timed_steps:time_steps"
 Ranks = Sequence[dict[str, dict[str, Any]]]  # what `time_steps` returned of one grid, by rank
 
 
-class Variant(NamedTuple):
-    """A contender, by its name, with a bucket size of its own: elements, for ours that are not flat."""
+class SizedBaseline(NamedTuple):
+    """A baseline, by its name, with a bucket size of its own: elements, for ours that are not flat."""
 
-    contender: str
+    baseline: str
     bucket_size: int = TIMED.bucket_size
 
 
-ALGORITHMS = ("muon", "muon_flat", "muon_cut", "muon_owner")
-SKEW = {name: Variant(name) for name in (*ALGORITHMS, "zero1", "ddp")}
-LINKS = SKEW | {"zero1_small": Variant("zero1", 1 << 15)}
+MUON_LAYOUTS = ("muon", "muon_flat", "muon_cut", "muon_owner")
+SKEW = {name: SizedBaseline(name) for name in (*MUON_LAYOUTS, "zero1", "ddp")}
+LINKS = SKEW | {"zero1_small": SizedBaseline("zero1", 1 << 15)}
 
 
 def measure(quick: bool, obstacle: str | None) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def token_counts(most: int) -> list[int]:
 
 
 def measure_skew(rounds: int, grids: Sequence[tuple[int, int]] = GRIDS) -> list[dict[str, Any]]:
-    """Return per grid (dp, tp): mean bytes per rank, and step time over ZeRO-1 AdamW's, of each variant; rounds 0: no
+    """Return per grid (dp, tp): mean bytes per rank, and step time over ZeRO-1 AdamW's, of each baseline; rounds 0: no
     times. The same ranks stand on one grid after the other."""
     rows = []
     every = launch.run(TIME_STEPS, (TIMED, SKEW, rounds, False, grids), dp=GRIDS[0][0])
@@ -79,7 +79,7 @@ def measure_skew(rounds: int, grids: Sequence[tuple[int, int]] = GRIDS) -> list[
 
 
 def measure_links(rounds: int, rates: Sequence[float | None] = RATES) -> dict[str, Any]:
-    """Return per rate the step times of each variant, and what each computes without communication.
+    """Return per rate the step times of each baseline, and what each computes without communication.
 
     Needs `network_emulation.setup_bridge`. Messages and bytes of a step, which the model is fed, come from the
     predictions.
@@ -96,7 +96,7 @@ def measure_links(rounds: int, rates: Sequence[float | None] = RATES) -> dict[st
             steps[-1][name] = {"seconds": seconds, "over_zero1": ratios(ranks, name, "zero1")}
             computing[name] += slowest(ranks, name, "computation_seconds")
     asked = {name: ranks[0][name]["demand"] | {"computation_seconds": spread(computing[name])} for name in LINKS}
-    return {"ranks": RANKS, "tokens": LINKED.tokens, "entrants": asked, "steps": steps}
+    return {"ranks": RANKS, "tokens": LINKED.tokens, "baselines": asked, "steps": steps}
 
 
 # ---- Of all ranks -----------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def slowest(ranks: Ranks, name: str, key: str = "seconds") -> list[float]:
 
 
 def ratios(ranks: Ranks, name: str, to: str) -> dict[str, Any]:
-    """Return the spread of step time over that of the variant `to` in the same round."""
+    """Return the spread of step time over that of the baseline `to` in the same round."""
     return spread(interleaved_timing.ratios(slowest(ranks, name), slowest(ranks, to)))
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of chapter 15's worlds do: AdamW on DDP and ZeRO-1, and Muon by algorithm, take steps on the clock.
+"""What the ranks of chapter 15's worlds do: AdamW on DDP and ZeRO-1, and Muon by layout, take steps on the clock.
 
 Each of them also does without communication: every collective returns at once, with this rank's own bytes in the
 others' places. What is left is the computation of a rank, copies included, while the other ranks compute on the same
@@ -18,12 +18,12 @@ from torch import Tensor
 from distmuon.launch import World
 from distmuon.sharding.collectives import Group
 from distmuon.sharding.grid import Grid
-from muonbook.contenders import CONTENDERS
 from muonbook.measure import interleaved_timing
-from muonbook.measure.baselines import Trainer
+from muonbook.measure.trainers import Trainer
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
 from muonbook.planner.cost_model import demand
 from muonbook.planner.measured.timed_worlds import timed
+from muonbook.runnable_baselines import RUNNABLE
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 MICRO_BATCH = 512  # tokens of one forward and backward pass; larger batches accumulate
@@ -38,7 +38,7 @@ def optimizer_share(world: World, width: int, token_counts: Sequence[int], round
     workload, grid = replace(TIMED, width=width), Grid.of(world)
     corpus = pixels(grid, workload.context)
     whole = {"muon": "muon_ddp", "adamw": "ddp"}  # on one rank, DDP is left out
-    trainers = {name: CONTENDERS[baseline].make(workload, grid) for name, baseline in whole.items()}
+    trainers = {name: RUNNABLE[baseline].make(workload, grid) for name, baseline in whole.items()}
     found: dict[str, list[list[float]]] = {name: [] for name in trainers}
     for tokens in token_counts:
         micro = replace(workload, sequences=min(tokens, MICRO_BATCH) // workload.context)
@@ -69,43 +69,43 @@ def _shares(
 def time_steps(
     world: World,
     workload: Workload,
-    variants: Mapping[str, tuple[str, int]],
+    baselines: Mapping[str, tuple[str, int]],
     rounds: int,
     bare: bool,
     grids: Sequence[tuple[int, int]] | None = None,
 ) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
-    """Let the variants take training steps in turn for `rounds` rounds, on one grid of these ranks after the other.
+    """Let the baselines take training steps in turn for `rounds` rounds, on one grid of these ranks after the other.
 
-    variants: name -> (contender, bucket size in elements, for ours that are not flat). grids: (dp, tp); None: the
-    world's own.
-    Return per grid and variant what `timed` does, the "predicted_bytes", and its `demand`. bare: time each also without
-    communication, as "computation_seconds".
+    baselines: name -> (name in `RUNNABLE`, bucket size in elements, for ours that are not flat). grids: (dp, tp); None:
+    the world's own.
+    Return per grid and baseline what `timed` does, the "predicted_bytes", and its `demand`. bare: time each without
+    communication, too, as "computation_seconds".
     """
     own = ((world.dp, world.tp),)
     return {
-        (dp, tp): _on_grid(replace(world, dp=dp, tp=tp), workload, variants, rounds, bare) for dp, tp in grids or own
+        (dp, tp): _on_grid(replace(world, dp=dp, tp=tp), workload, baselines, rounds, bare) for dp, tp in grids or own
     }
 
 
 def _on_grid(
-    world: World, workload: Workload, variants: Mapping[str, tuple[str, int]], rounds: int, bare: bool
+    world: World, workload: Workload, baselines: Mapping[str, tuple[str, int]], rounds: int, bare: bool
 ) -> dict[str, dict[str, Any]]:
     grid = Grid.of(world)
     sizes = {"dp": world.dp, "tp": world.tp, "world": world.size}
     trainers: dict[str, Trainer] = {}
     asked: dict[str, dict[str, Any]] = {}
-    for name, (of, bucket_size) in variants.items():
-        variant, its = CONTENDERS[of], replace(workload, bucket_size=bucket_size)
-        trainers[name] = variant.make(its, grid)
+    for name, (of, bucket_size) in baselines.items():
+        baseline, its = RUNNABLE[of], replace(workload, bucket_size=bucket_size)
+        trainers[name] = baseline.make(its, grid)
         if bare:
             trainers[f"{name}, bare"] = trainer_without_communication(of, its, grid)
-        ledger = variant.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
+        ledger = baseline.predict(its, world.dp, world.tp, (grid.dp.rank, grid.tp.rank))
         asked[name] = {"predicted_bytes": ledger.total().sent_bytes, "demand": demand(ledger, sizes)}
     batch = next(batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank))
     found = timed(trainers, batch, rounds)
-    for name in variants if bare else ():
+    for name in baselines if bare else ():
         asked[name]["computation_seconds"] = found[f"{name}, bare"]["seconds"]
-    return {name: asked[name] | found[name] for name in variants}
+    return {name: asked[name] | found[name] for name in baselines}
 
 
 # ---- Without communication ----
@@ -150,13 +150,13 @@ class GroupWithoutCommunication(Group):
 
 
 def trainer_without_communication(name: str, workload: Workload, grid: Grid) -> Trainer:
-    """Return the contender `name` on a grid of the same shape that is silent over DP; T must be 1.
+    """Return the baseline `name` on a grid of the same shape that is silent over DP; T must be 1.
 
     What torch's DDP adds to a step is its all-reduce: without communication, it is the bare model.
     """
     assert grid.tp.size == 1, "only DP falls silent"
     silent = GroupWithoutCommunication("dp", grid.dp.size, grid.dp.rank)
-    timed = CONTENDERS[name]
+    timed = RUNNABLE[name]
     dp = Group("dp") if timed.ddp_alone else silent
     world = GroupWithoutCommunication("world", grid.world.size, grid.world.rank)
     return timed.make(workload, Grid(dp, grid.tp, world, torch.device(grid.device), dp.ledger))

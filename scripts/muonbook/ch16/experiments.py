@@ -1,4 +1,4 @@
-"""From the published layout to one owner per matrix, in five ways: what one step sends, computes and borrows, counted.
+"""From the published layout to one owner per matrix, five layouts: what one step sends, computes and borrows, counted.
 
 Bytes are the ledger's, operations those that torch's FlopCounterMode sees, memory what torch's dispatcher sees come to
 life. All three are also predicted from the map alone, memory as a bound.
@@ -23,26 +23,26 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import FLAT
 from distmuon.verify.memory_tracker import StorageTracker
 from distmuon.verify.prediction import predict_step, predict_transient, predict_work
-from muonbook.measure.baselines import SAME_EVERYWHERE
-from muonbook.ways import TITLES
+from muonbook.baselines import TITLES
+from muonbook.measure.trainers import SAME_EVERYWHERE
 
 SHAPE = dict(vocabulary=64, width=128, layers=4, heads=8, context=16)  # 16 square matrices, 8 four times as long
 
 
-class Way(NamedTuple):
-    """One way to take the step. publish: see `DistributedMuon`."""
+class MuonLayout(NamedTuple):
+    """A layout of distributed Muon, by which it takes the step. publish: see `DistributedMuon`."""
 
     strategy: str
     bucket_size: int
     publish: str = "parameters"
 
 
-WAYS: Mapping[str, Way] = {
-    TITLES["muon"]: Way("gather_all", 100_000),
-    TITLES["muon_flat"]: Way("gather_all", FLAT),
-    TITLES["muon_cut"]: Way("gather_cut", FLAT),
-    TITLES["muon_owner"]: Way("owner", 100_000),
-    f"{TITLES['muon_owner']}, sends updates": Way("owner", 100_000, "updates"),
+LAYOUTS: Mapping[str, MuonLayout] = {
+    TITLES["muon"]: MuonLayout("gather_all", 100_000),
+    TITLES["muon_flat"]: MuonLayout("gather_all", FLAT),
+    TITLES["muon_cut"]: MuonLayout("gather_cut", FLAT),
+    TITLES["muon_owner"]: MuonLayout("owner", 100_000),
+    f"{TITLES['muon_owner']}, sends updates": MuonLayout("owner", 100_000, "updates"),
 }
 ADAMW = TITLES["zero1"]
 
@@ -61,10 +61,10 @@ class Count(NamedTuple):
 
 
 def take_steps(world: World) -> list[dict[str, Count]] | None:
-    """Take the step in every way, and with AdamW; return on rank 0 what it took on every rank, {way: count} each."""
+    """Take the step by every layout, and with AdamW; return on rank 0 what it took, {layout: count} per rank."""
     grid = Grid.of(world)
     found = {}
-    for name, step in {ADAMW: None, **WAYS}.items():
+    for name, step in {ADAMW: None, **LAYOUTS}.items():
         torch.manual_seed(0)  # all start alike, whoever started them
         model = Transformer(**SHAPE, tp=grid.tp)  # type: ignore[arg-type]
         optimizer = _optimizer(model.to(grid.device), grid, step)
@@ -78,7 +78,7 @@ def take_steps(world: World) -> list[dict[str, Count]] | None:
     return world.gather(found)
 
 
-def _optimizer(model: Transformer, grid: Grid, step: Way | None) -> ShardedOptimizer:
+def _optimizer(model: Transformer, grid: Grid, step: MuonLayout | None) -> ShardedOptimizer:
     if step is None:
         return Zero1AdamW(groups_for(model, "adamw"), grid)
     groups = groups_for(model, "muon")
@@ -91,7 +91,7 @@ def _give_gradients(model: Transformer) -> None:
         parameter.grad = torch.ones_like(parameter)
 
 
-def _judged(optimizer: ShardedOptimizer, grid: Grid, step: Way | None, counted: int, peak: int) -> Count:
+def _judged(optimizer: ShardedOptimizer, grid: Grid, step: MuonLayout | None, counted: int, peak: int) -> Count:
     """Hold what a step took against what the map said of it."""
     layout, tp, place = optimizer.buffers.layout, grid.tp.size, (grid.dp.rank, grid.tp.rank)
     if step is not None and isinstance(optimizer, DistributedMuon):
@@ -137,5 +137,5 @@ def lines(ranks: Sequence[Mapping[str, Count]]) -> list[str]:
 
 
 def all_as_predicted(ranks: Sequence[Mapping[str, Count]]) -> bool:
-    """Say whether every rank sent and computed what the map said, in every way."""
+    """Say whether every rank sent and computed what the map said, by every layout."""
     return all(count.as_predicted for rank in ranks for count in rank.values())

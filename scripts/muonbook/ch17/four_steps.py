@@ -33,7 +33,7 @@ from distmuon.sharding.ownership import balance
 from distmuon.verify.certificate import difference
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch17.existing_program import DigitReader, wrap
-from muonbook.measure.baselines import SAME_EVERYWHERE
+from muonbook.measure.trainers import SAME_EVERYWHERE
 
 Way = Callable[[Sequence[DTensor], Group], list[Tensor]]  # momenta U[A{dp}, B], bf16 -> updates O[A/D, B]
 OPTIONS: dict[str, Any] = MUON_DEFAULTS | SAME_EVERYWHERE | dict(batched=False, lr=0.02)
@@ -61,22 +61,22 @@ def one_owner(momenta: Sequence[DTensor], dp: Group) -> list[Tensor]:
     """Rows travel to the owner of their matrix; rows of its update travel back."""
     ranks, pieces = range(dp.size), [u.to_local() for u in momenta]
     owner = balance({i: float(flops(tuple(u.shape))) for i, u in enumerate(momenta)}, dp.size)
-    of = [[i for i in owner if owner[i] == rank] for rank in ranks]  # rank -> its matrices
-    mine = of[dp.rank]
+    owned_by = [[i for i in owner if owner[i] == rank] for rank in ranks]  # rank -> its matrices
+    owned = owned_by[dp.rank]
 
-    there = [torch.cat([pieces[i].flatten() for i in theirs]) for theirs in of]
-    sizes = [pieces[i].numel() for i in mine]
-    coming = torch.stack(swap(there, [sum(sizes)] * dp.size, dp))  # a row from each rank
-    columns = zip(mine, coming.split(sizes, dim=1), strict=True)
+    parcels = [torch.cat([pieces[i].flatten() for i in matrices]) for matrices in owned_by]
+    sizes = [pieces[i].numel() for i in owned]
+    received = torch.stack(swap(parcels, [sum(sizes)] * dp.size, dp))  # a row from each rank
+    columns = zip(owned, received.split(sizes, dim=1), strict=True)
     updates = [polar(column.reshape(momenta[i].shape)) for i, column in columns]
 
     rows = [[update.chunk(dp.size)[rank].flatten() for update in updates] for rank in ranks]
-    lengths = [parcel.numel() for parcel in there]  # what went to an owner comes back from it
+    lengths = [parcel.numel() for parcel in parcels]  # what went to an owner comes back from it
     returned = torch.cat(swap([torch.cat(parts) for parts in rows], lengths, dp))
-    order = [i for theirs in of for i in theirs]
+    order = [i for matrices in owned_by for i in matrices]
     parts = returned.split([pieces[i].numel() for i in order])
-    found = {i: part.view(pieces[i].shape) for i, part in zip(order, parts, strict=True)}
-    return [found[i] for i in range(len(momenta))]
+    by_number = {i: part.view(pieces[i].shape) for i, part in zip(order, parts, strict=True)}
+    return [by_number[i] for i in range(len(momenta))]
 
 
 def swap(parcels: Sequence[Tensor], lengths: list[int], dp: Group) -> list[Tensor]:

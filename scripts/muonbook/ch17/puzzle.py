@@ -93,17 +93,17 @@ def to_owners(
     import torch
 
     ranks = range(dp.size)
-    of = [[i for i, owner in enumerate(owners) if owner == rank] for rank in ranks]
-    mine = of[dp.rank]
+    owned_by = [[i for i, owner in enumerate(owners) if owner == rank] for rank in ranks]
+    owned = owned_by[dp.rank]
 
     def rows(matrix: int, rank: int) -> int:
         a, _ = shapes[matrix]
         most = -(-a // dp.size)
         return min((rank + 1) * most, a) - min(rank * most, a)
 
-    sizes = [[rows(i, rank) * shapes[i][1] for i in mine] for rank in ranks]
+    sizes = [[rows(i, rank) * shapes[i][1] for i in owned] for rank in ranks]
     nothing = pieces[0].new_empty(0)
-    parcels = [torch.cat([nothing, *(pieces[i].flatten() for i in to)]) for to in of]
-    came = dp.all_to_all_v(parcels, [sum(lengths) for lengths in sizes], "pieces")
-    split = [parcel.split(lengths) for parcel, lengths in zip(came, sizes, strict=True)]
-    return {i: torch.cat([s[n] for s in split]).view(shapes[i]) for n, i in enumerate(mine)}
+    parcels = [torch.cat([nothing, *(pieces[i].flatten() for i in to)]) for to in owned_by]
+    received = dp.all_to_all_v(parcels, [sum(lengths) for lengths in sizes], "pieces")
+    split = [parcel.split(lengths) for parcel, lengths in zip(received, sizes, strict=True)]
+    return {i: torch.cat([s[n] for s in split]).view(shapes[i]) for n, i in enumerate(owned)}

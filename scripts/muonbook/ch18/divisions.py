@@ -11,7 +11,7 @@ from distmuon.launch import UsageError
 from muonbook.planner.choices import divisions, search
 from muonbook.planner.model_shapes import find_shape
 from muonbook.planner.stages import Degrees
-from muonbook.planner.world_plan import WorldPlan, WorldSetting
+from muonbook.planner.world_plan import WorldPlan, WorldSetting, short
 
 WORLDS = (("moonlight", 64), ("llama3_70b", 512), ("kimi_k2", 1024))  # of the puzzle
 QUICK = WORLDS[:2]
@@ -29,7 +29,7 @@ def _divided(model: str, ranks: int) -> dict[str, Any]:
     """Return every division without sequence parallelism, so that memory is scarce and the puzzle is one."""
     setting = WorldSetting(find_shape(model), Degrees(0))
     rows = [
-        {"degrees": list(plan.setting.degrees), "bytes": round(plan.fullest[2]), "seconds": _short(plan.step_seconds)}
+        {"degrees": list(plan.setting.degrees), "bytes": round(plan.fullest[2]), "seconds": short(plan.step_seconds)}
         for plan in map(WorldPlan, divisions(setting, ranks))
     ]
     return {"title": setting.shape.title, "ranks": ranks, "room": setting.device.memory_bytes, "divisions": rows}
@@ -46,12 +46,7 @@ def _best(ranks: int) -> dict[str, Any]:
     return place | {
         "degrees": str(plan.setting.degrees),
         "held": {kind: round(size) for kind, size in plan.held_at_worst.items()},
-        "step_seconds": _short(plan.step_seconds),
-        "seconds": {name: _short(took) for name, took in plan.seconds.items()},
-        "of_the_peak": _short(plan.model_flops_share),
+        "step_seconds": short(plan.step_seconds),
+        "seconds": {name: short(took) for name, took in plan.seconds.items()},
+        "of_the_peak": short(plan.model_flops_share),
     }
-
-
-def _short(value: float) -> float:
-    """Return a number with four digits, for the assumptions hold for fewer."""
-    return float(f"{value:.4g}")

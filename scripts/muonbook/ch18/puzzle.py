@@ -83,13 +83,13 @@ def place(
     about 8 ranks for the experts, because then tokens stay in a node. A neighbour has one degree
     twice or half as large, or one twice and another half.
     """
-    seen: dict[Division, tuple[bool, float]] = {}
+    costs: dict[Division, tuple[bool, float]] = {}
 
     def cost(division: Division) -> tuple[bool, float]:
-        if division not in seen:
+        if division not in costs:
             size, seconds = look(division)
-            seen[division] = size > room, size if size > room else seconds
-        return seen[division]
+            costs[division] = size > room, size if size > room else seconds
+        return costs[division]
 
     def near(a: Division, b: Division) -> bool:
         ratios = sorted(max(x, y) // min(x, y) for x, y in zip(a, b, strict=True))
@@ -97,7 +97,7 @@ def place(
 
     at = min(divisions, key=lambda d: (-d[1] * d[2], abs(d[3] - 8)))
     while True:
-        around = [d for d in divisions if near(d, at) and d not in seen]
+        around = [d for d in divisions if near(d, at) and d not in costs]
         around.sort(key=lambda d: d[1] * d[2])
         better = next((d for d in around if cost(d) < cost(at)), None)
         if better is None:

@@ -23,6 +23,12 @@ from muonbook.figures import svg
 
 FRAME_MS, LETTER_MS = 1000, 30  # how long a frame stays: as long as its caption takes to read
 SHELL = Path(__file__).with_name("player_shell.html")  # the style, the controls and the script around the frames
+AUTOPLAY = Path(__file__).with_name("player_autoplay.js")  # what the script does besides in a film that plays by itself
+FILM = re.compile(  # a player as `html` returns it: its name, definitions and frames
+    r'.*? id="moving-([^"]+)".*?</style>\n(.*?)\n'
+    r'<div class="moving-frames">\n(.*)\n</div>\n<div class="moving-controls".*',
+    re.DOTALL,
+)
 
 
 class Frame(NamedTuple):
@@ -42,15 +48,35 @@ def html(name: str, frames: Sequence[Frame]) -> str:
     _require(name, frames)
     definitions = svg.Definitions(name)
     shown = "".join(_shown(frame, number == 0, definitions) for number, frame in enumerate(frames))
-    shell = "\n".join(line.strip() for line in SHELL.read_text(encoding="utf-8").splitlines())
-    blanks = {"NAME": name, "COUNT": str(len(frames)), "DEFINITIONS": definitions.html(), "FRAMES": shown.rstrip()}
-    blanks |= {"FRAMEMS": str(FRAME_MS), "LETTERMS": str(LETTER_MS)}
-    return re.sub(r"\[\[([A-Z]+)\]\]", lambda blank: blanks[blank[1]], shell)
+    return _in_shell(name, definitions.html(), shown.rstrip())
+
+
+def reshelled(film: str, still: int | None = None) -> str:
+    """Return the frames of a player's HTML, as they are, in the shell of today.
+
+    still: the film plays once by itself when it is seen, and where motion is unwelcome this frame stands there.
+    """
+    stored = FILM.fullmatch(film)
+    assert stored is not None, "this is no player"
+    return _in_shell(stored[1], stored[2], stored[3], still)
 
 
 def words(frames: Sequence[Frame]) -> str:
     """Return what the frames show in words, a line for each: the alt text, numbered."""
     return "\n".join(f"{number}/{len(frames)}: {frame.alt}" for number, frame in enumerate(frames, 1))
+
+
+def _in_shell(name: str, definitions: str, frames: str, still: int | None = None) -> str:
+    shell, autoplay = (_stripped(path) for path in (SHELL, AUTOPLAY))
+    blanks = {"NAME": name, "COUNT": str(len(frames.splitlines())), "DEFINITIONS": definitions, "FRAMES": frames}
+    blanks |= {"FRAMEMS": str(FRAME_MS), "LETTERMS": str(LETTER_MS)}
+    by_itself = still is not None
+    blanks |= {"STILL": f' data-still="{still}"' * by_itself, "AUTOPLAY": f"\n{autoplay}" * by_itself}
+    return re.sub(r"\[\[([A-Z]+)\]\]", lambda blank: blanks[blank[1]], shell)
+
+
+def _stripped(path: Path) -> str:
+    return "\n".join(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
 
 
 def _shown(frame: Frame, first: bool, definitions: svg.Definitions) -> str:

@@ -1,6 +1,6 @@
 """Measurements as cards, for what belongs to no rank: curves, singular values and bars.
 
-A series that is an optimizer, or an algorithm of Muon's, looks as `LOOKS` says; all others differ in lightness and
+A series that is an optimizer, or a layout of Muon's, looks as `LOOKS` says; all others differ in lightness and
 dashes first and use one accent, because colour means DP rank in this book. Names of lines stand at their ends. Every
 `describe_*` takes what its `draw_*` takes and tells the same numbers in words.
 """
@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from muonbook.figures.style import ACCENT, CARD, COLD, INK, LOOKS, MARGIN, MUTED, ROW, WIDTH, Block
 
-from muonbook.figures.style import box, card, entrant_of, in_bytes, inset, mix, put, wide  # isort: skip
+from muonbook.figures.style import baseline_of, box, card, in_bytes, inset, mix, put, wide  # isort: skip
 
 Curve = tuple[Any, Any]  # x and y, sequences or arrays of one length
 HIGH, LABELS = 190.0, 42.0  # of the plotting area; room for the numbers on its left
@@ -31,8 +31,8 @@ LINES: tuple[dict[str, Any], ...] = (
     {"color": mix(ACCENT, CARD, 0.4), "lw": 2.8, "ls": (0, (2.2, 0.7))},
     {"color": MUTED, "lw": 1.8, "ls": (0, (6, 1.6, 1, 1.6))},
 )
-AGAIN = (0, (1.6, 0.7))  # the dashes of an entrant's second line in a picture
-HUED = (LINES[1], LINES[4])  # not beside an entrant, as long as there are others
+AGAIN = (0, (1.6, 0.7))  # the dashes of a baseline's second line in a picture
+HUED = (LINES[1], LINES[4])  # not beside a baseline, as long as there are others
 MARKERS = "os^Dv*"  # of dots
 ROUND = (1, 2, 2.5, 5, 10)  # between numbers along an axis, times a power of ten
 Parts = Mapping[str, float]
@@ -104,19 +104,19 @@ def draw_curves(
 
 
 def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return how the line of each name is drawn: an entrant as ever, a second line of it paler, in short dashes."""
-    of = {name: entrant_of(name) for name in names}
+    """Return how the line of each name is drawn: a baseline as ever, a second line of it paler, in short dashes."""
+    of = {name: baseline_of(name) for name in names}
     seen: list[str] = []
     others = iter(sorted(LINES, key=lambda look: look in HUED) if any(of.values()) else LINES)
     styles = {}
-    for name, entrant in of.items():
-        if entrant is None:
+    for name, baseline in of.items():
+        if baseline is None:
             styles[name] = next(others)
             continue
-        styles[name] = look = dict(LOOKS[entrant])
-        if entrant in seen:
+        styles[name] = look = dict(LOOKS[baseline])
+        if baseline in seen:
             look.update(color=mix(look["color"], CARD, 0.4), ls=AGAIN)
-        seen.append(entrant)
+        seen.append(baseline)
     return styles
 
 
@@ -262,8 +262,8 @@ def draw_bars(
 
     def bar(axes: Axes, x: float, y: float, label: str, part: str) -> float:
         colour, hatch = looks[part]
-        if not part and (entrant := entrant_of(label)):
-            colour = LOOKS[entrant]["color"]
+        if not part and (baseline := baseline_of(label)):
+            colour = LOOKS[baseline]["color"]
         width = split[label].get(part, 0.0) * scale
         edge = 0.8 * bool(hatch and width)  # of nothing there is no edge
         box(axes, x, y, width, thick - 1, colour, hatch=hatch, ec=INK, lw=edge, gid=f"bar-{label}-{part}")
@@ -348,11 +348,11 @@ def _parts(rows: Mapping[str, float | Parts]) -> tuple[dict[str, Parts], list[st
 
 
 def _part_looks(parts: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return colour and hatch of each part: an entrant's own, or one of the shades."""
+    """Return colour and hatch of each part: a baseline's own, or one of the shades."""
     shades, looks = iter(SHADES), {}
     for part in parts:
-        entrant = entrant_of(part)
-        looks[part] = (LOOKS[entrant]["color"], "") if entrant else next(shades)
+        baseline = baseline_of(part)
+        looks[part] = (LOOKS[baseline]["color"], "") if baseline else next(shades)
     return looks
 
 

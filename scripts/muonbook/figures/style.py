@@ -3,7 +3,7 @@
 Cards are drawn light; in dark mode the book turns them over (book.css), which keeps every hue.
 
 One colour per DP rank, one hatch per TP rank, one grey for padding, one colour and dash per optimizer, and per
-algorithm of Muon's, in every chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or
+layout of Muon's, in every chapter. Figures are plain `Figure` objects, without pyplot: nothing needs a screen or
 stays open, and a reader's own style does not change them. Lengths are points (1/72 inch), y downwards. A card is 360
 wide, which is about a pixel per point on a phone, so the smallest type is 11 pixels high there; what has smaller type,
 or words on other words, is not saved.
@@ -29,7 +29,7 @@ from matplotlib.text import Text
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from muonbook.ways import TITLES
+from muonbook.baselines import TITLES
 
 # Okabe and Ito (2008) without black, on which no boundary would show; plum keeps its distance from the other seven in
 # normal vision and in simulated protanopia, deuteranopia and tritanopia.
@@ -69,7 +69,7 @@ def dp_colour(dp_rank: int) -> str:
     return (base, mix(base, "#FFFFFF", 0.55), mix(base, "#000000", 0.35))[dp_rank // 8 % 3]
 
 
-def entrant_of(name: str) -> str | None:
+def baseline_of(name: str) -> str | None:
     """Return the optimizer or layout that a series is of, by its name: "owner", or "Muon, DDP"; None if of none."""
     return next((each for each in (name, name.split(",")[0]) if each in LOOKS), None)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distmuon.launch.cli import UsageError
+from distmuon.optim import strategies
 from distmuon.sharding.hooks import around_moves
 from muonbook import jobs
 
@@ -32,8 +33,7 @@ Event = dict[str, Any]
 STEP = "step "  # how the names of a recorded step's range begins
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 COLLECTIVE = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:", "nccl:")  # how names of calls begin
-INNER = ("dp_gather", "tp_gather", "newton_schulz", "tp_shard", "dp_shard")  # moves of a strategy
-MOVES = ("reduce_scatter", "norms", "adamw", "momentum", *INNER, "apply", "all_gather")  # in the order of a step
+MOVES = ("reduce_scatter", "norms", "adamw", "momentum", *strategies.MOVES, "apply", "all_gather")  # in order
 TITLES = {"check_and_clip": "norms", "step_adamw": "adamw"}  # what a range is called, where not as the method
 ENGINE = "autograd::engine"  # the engine at a node: hooks, and with them waiting, run in it as well
 

@@ -109,7 +109,7 @@ class Workload:
         return *plan_groups(groups_for(model, algorithm), dp, self.bucket_size), model
 
 
-@lru_cache(maxsize=1)  # contenders start from the same, one after the other
+@lru_cache(maxsize=1)  # baselines start from the same, one after the other
 def _initial_weights(of: Workload) -> dict[str, Tensor]:
     import torch
 

@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from distmuon.sharding.layout import ParamSpec
+from muonbook.baselines import BASELINES, TITLES
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.parts.every_rank import Zero1Part
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import units_of
-from muonbook.ways import TITLES, WAYS
 
 Part = Zero1Part | FsdpPart
 
@@ -55,7 +55,7 @@ class Algorithm(NamedTuple):
 
 
 def _muon(name: str, rule: str) -> Algorithm:
-    title, strategy = WAYS[name]
+    title, strategy = BASELINES[name]
     return Algorithm(title, "muon", strategy, rule)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from muonbook import ways
+from muonbook import baselines
 from muonbook.markdown_table import table
 from muonbook.planner.fabrics import ADAPTER, INFINIBAND, NVLINK, PCIE
 from tools.pages.envelope import LAYOUTS, PRESETS, REPEATING, Step, by_layout
@@ -23,7 +23,7 @@ LINKS = {  # 10^9 bytes per second, of one GPU
 GATHERED = 100e6  # bytes
 REACHED = 400e12  # FLOPs per second
 WAYS = ("muon_flat", "muon_cut", "muon_owner", "muonw")
-TITLES = dict(zip(LAYOUTS, (ways.TITLES[way] for way in WAYS), strict=True))
+TITLES = dict(zip(LAYOUTS, (baselines.TITLES[way] for way in WAYS), strict=True))
 FOLDED = ("7b", "1t")  # of the presets
 SCRIPT = Path(__file__).resolve().parents[3] / "book" / "_static" / "envelope.js"
 FIELDS = {

@@ -1,4 +1,4 @@
-"""Tables of the page on Muon since the blueprint: schedules in half precision, the Gram form on a GPU, the race."""
+"""Tables of the page on Muon since the blueprint: coefficients in half precision, the Gram form on a GPU, the race."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ FORMS = {
 IN_SHORT = ("1024x4096", "24x1024x4096", "4096x16384")  # of the matrices that were timed on a GPU
 
 
-def schedules() -> str:
-    """Return what each schedule costs, and on how many spectra each form fails in half precision."""
-    found = results.load("schedules")
+def ns_coefficients() -> str:
+    """Return what the published coefficients cost, and on how many spectra each form fails in half precision."""
+    found = results.load("ns_coefficients")
     rows = [
         (
             TITLES[name],
@@ -50,7 +50,7 @@ def schedules() -> str:
         )
         for name, cost in found["costs"].items()
     ]
-    return table(("schedule", "products", "time over Jordan's", *FORMS.values(), "relative error at rank 1"), rows)
+    return table(("coefficients", "products", "time over Jordan's", *FORMS.values(), "relative error at rank 1"), rows)
 
 
 def on_a_gpu() -> str:
@@ -117,10 +117,10 @@ def _verdict(against: sweep.Verdict) -> str:
     return "better" if against.wins else "worse"
 
 
-def _row(rows: Sequence[dict[str, Any]], schedule: str, form: str) -> dict[str, Any]:
-    return next(row for row in rows if (row["schedule"], row["form"]) == (schedule, form))
+def _row(rows: Sequence[dict[str, Any]], name: str, form: str) -> dict[str, Any]:
+    return next(row for row in rows if (row["coefficients"], row["form"]) == (name, form))
 
 
-def _fails(rows: Sequence[dict[str, Any]], schedule: str, form: str) -> str:
-    row = _row(rows, schedule, form)
+def _fails(rows: Sequence[dict[str, Any]], name: str, form: str) -> str:
+    row = _row(rows, name, form)
     return f"{row['fails']} of {row['spectra']}"

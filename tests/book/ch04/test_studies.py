@@ -18,7 +18,7 @@ from distmuon.optim.muon import Muon
 from distmuon.verify.blocks import BlockMuon
 from muonbook.ch04 import studies, tasks
 from muonbook.ch04.search_space import Setting
-from muonbook.ch04.studies import MATCHED, ROUTES, WHOLE, Arm, StudySize, Variation
+from muonbook.ch04.studies import MATCHED, ROUTES, WHOLE, Blocking, StudySize, Variation
 from muonbook.ch04.training import train
 from muonbook.measure import results
 
@@ -35,7 +35,7 @@ def measured() -> Iterator[dict[str, Any]]:
         patch.setattr(tasks, "HELD_OUT_WINDOWS", 8)
         tasks.language_floor.cache_clear()
         found = {name: study(ALONE, BEST, SIZE) for name, study in studies.STUDIES.items()}
-        yield found | {"blocks": studies.blocks(ALONE, BEST["muon"], SIZE, (WHOLE, Arm(2, 2), Arm(2, 0)))}
+        yield found | {"blocks": studies.blocks(ALONE, BEST["muon"], SIZE, (WHOLE, Blocking(2, 2), Blocking(2, 0)))}
     tasks.language_floor.cache_clear()
 
 
@@ -72,17 +72,17 @@ def test_a_route_gives_muon_what_it_says_and_says_nothing_else(route: str) -> No
     assert sorted(moved + rest) == sorted(names.values())
 
 
-@pytest.mark.parametrize("arm", [WHOLE, Arm(2, 5), Arm(8, 0)])
-def test_an_arm_is_what_it_says(arm: Arm) -> None:
-    muon, adamw = arm.optimizers(TASK.fresh_model(0), BEST["muon"])
-    assert type(muon) is (Muon if arm == WHOLE else BlockMuon)
+@pytest.mark.parametrize("blocking", [WHOLE, Blocking(2, 5), Blocking(8, 0)])
+def test_a_blocking_is_what_it_says(blocking: Blocking) -> None:
+    muon, adamw = blocking.optimizers(TASK.fresh_model(0), BEST["muon"])
+    assert type(muon) is (Muon if blocking == WHOLE else BlockMuon)
     (group,) = muon.param_groups
     assert len(group["params"]) == 12  # of two blocks: query, key, value, out, up, down
     assert (group["lr"], group["weight_decay"], group["momentum"]) == (0.02, 0.1, 0.95)
     assert adamw.param_groups[0]["lr"] == 0.02
-    if arm != WHOLE:
-        assert (group["blocks"], group["whole_every"]) == (arm.blocks, arm.whole_every)
-        assert group["block_lr_ratio"] == ("shape" if arm.whole_every else 1.0)
+    if blocking != WHOLE:
+        assert (group["blocks"], group["whole_every"]) == (blocking.blocks, blocking.whole_every)
+        assert group["block_lr_ratio"] == ("shape" if blocking.whole_every else 1.0)
 
 
 def test_a_batch_study_reads_the_same_windows() -> None:
@@ -138,7 +138,7 @@ def test_what_is_unchanged_is_the_muon_of_the_race_and_blocks_are_not(measured: 
 
 def test_the_claims_of_the_stored_blocks_follow_from_their_numbers() -> None:
     stored = results.load("blocks")
-    assert [Arm(row["blocks"], row["whole_every"]) for row in stored["rows"]] == list(studies.ARMS)
+    assert [Blocking(row["blocks"], row["whole_every"]) for row in stored["rows"]] == list(studies.BLOCKINGS)
     assert not set(stored["seeds"]) & set(stored["tuning_seeds"])
     for row in stored["rows"]:
         found = studies.against(row["gaps"], stored["rows"][0]["gaps"])

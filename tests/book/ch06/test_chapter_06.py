@@ -41,12 +41,12 @@ def test_all_that_the_variants_keep_and_send_is_predicted(tmp_path: Path) -> Non
     assert (ending.code, ending.err) == (0, "")
     assert "counted = predicted to the byte: True." in ending.out
     table = {(line[:9].strip(), line[10:26].strip()): line[26:].split() for line in ending.out.splitlines()[2:-1]}
-    assert list(table) == list(experiments.VARIANTS)
+    assert list(table) == list(experiments.BASELINES)
     assert table["float32", "DDP"] == ["4.00", "4.00", "0.00", "8.00", "16.00", "5.33"]
     assert table["bfloat16", "plain, masters"] == ["2.00", "4.00", "4.00", "8.00", "18.00", "5.33"]
     assert table["bfloat16", "ZeRO-1"] == ["2.00", "4.00", "1.33", "2.67", "10.00", "4.00"]
     counted = {
-        row["way"]: row for row in json.loads((tmp_path / "compare.json").read_text()) if row["dtype"] != "float32"
+        row["baseline"]: row for row in json.loads((tmp_path / "compare.json").read_text()) if row["dtype"] != "float32"
     }
     for stage, way in (("plain", "plain, masters"), ("ZeRO-1", "ZeRO-1"), ("ZeRO-3", "FSDP2")):
         (kept,) = (sum(row.values()) for name, row in figures.kept_by_stage(3).items() if name.startswith(stage))

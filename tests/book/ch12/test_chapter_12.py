@@ -17,12 +17,11 @@ from muonbook.ch12 import (
     planned_bytes,
 )
 from muonbook.ch12.four_counts import COUNTED, GRIDS, LAYOUTS
-from muonbook.contenders import CONTENDERS, admitted
 from muonbook.measure import formulas, profiler, reported, results
-from muonbook.measure.baselines import predict_zero1
 from muonbook.measure.workload import SHAPES
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
+from muonbook.runnable_baselines import RUNNABLE, admitted
 
 WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
 
@@ -33,7 +32,7 @@ WORKER = str(worlds.ROOT / "scripts" / "12_bytes.py")
 def test_all_counts_of_a_step_are_printed_and_agree() -> None:
     out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --dp 4 --tp 1 --shape odd")
     rows = re.findall(r"^ *([\d,]+) +([\d,]+) +[\d.]+  (.+)$", out, re.MULTILINE)
-    assert [title for *_, title in rows] == [CONTENDERS[name].title for name in COUNTED if name != "muon_fsdp2"]
+    assert [title for *_, title in rows] == [RUNNABLE[name].title for name in COUNTED if name != "muon_fsdp2"]
     assert all(planned == counted for planned, counted, _ in rows)
     assert max(map(len, out.splitlines())) <= 60
     assert out.endswith("all counts agree: True.\n")
@@ -66,9 +65,9 @@ BROADCASTS = ("torch_zero",)  # along a tree: only all ranks together send what 
 
 def assert_the_wire_is_near_the_formula(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        keys = ("on_gloo",) if row["contender"] in BROADCASTS else ("on_gloo", "least_rank", "greatest_rank")
-        if CONTENDERS[row["contender"]].predicted:
-            assert [row[key] for key in keys] == pytest.approx([1] * len(keys), abs=0.03), row["contender"]
+        keys = ("on_gloo",) if row["baseline"] in BROADCASTS else ("on_gloo", "least_rank", "greatest_rank")
+        if RUNNABLE[row["baseline"]].predicted:
+            assert [row[key] for key in keys] == pytest.approx([1] * len(keys), abs=0.03), row["baseline"]
 
 
 @pytest.mark.usefixtures("permitted")
@@ -100,7 +99,7 @@ def test_the_stored_results_hold_what_the_chapter_says() -> None:
     assert {(row["dp"], row["tp"]) for row in found["ratios"]} == set(byte_counts.RATIO_GRIDS)
     assert all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in found["ratios"])
     assert {(row["dp"], row["tp"]) for row in found["algorithms"]} == set(byte_counts.RATIO_GRIDS)
-    assert all(row["closed"] for row in found["algorithms"] if row["contender"] in LAYOUTS)
+    assert all(row["closed"] for row in found["algorithms"] if row["baseline"] in LAYOUTS)
     assert_the_wire_is_near_the_formula(found["wire"] or [])
 
 
@@ -108,7 +107,7 @@ def test_what_is_stored_of_muon_over_adamw_is_what_is_predicted() -> None:
     """To the last byte, without a process: a layout that changes turns this red, and `make bench` mends it."""
     for dp, tp in byte_counts.RATIO_GRIDS:
         rows = results.load("bytes")["algorithms"]
-        stored = {row["contender"]: row["sent"] for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
+        stored = {row["baseline"]: row["sent"] for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
         workload = SHAPES["even"].shared_by(dp)
         assert list(stored) == admitted(workload, dp, tp, byte_counts.COMPARED)
         planned = figures.step_rows(workload, dp, tp, list(stored))
@@ -118,7 +117,7 @@ def test_what_is_stored_of_muon_over_adamw_is_what_is_predicted() -> None:
 
 
 def test_a_count_that_is_not_the_formula_s_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"dp": 2, "tp": 1, "contender": "muon_cut", "over_zero1": 1.05, "ratio": 1.0625, "closed": True}
+    row = {"dp": 2, "tp": 1, "baseline": "muon_cut", "over_zero1": 1.05, "ratio": 1.0625, "closed": True}
     assert byte_counts.report_ratios([row])
     assert not byte_counts.report_ratios([row, row | {"closed": False}])
     assert capsys.readouterr().out.splitlines()[-1].endswith("= counted: False.")
@@ -189,7 +188,7 @@ def test_a_collective_that_the_reader_does_not_know_is_no_silent_gap() -> None:
 def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
     workload = SHAPES["even"].shared_by(dp)
     for name in byte_counts.COMPARED:
-        ledger = CONTENDERS[name].predict(workload, dp, tp, (dp - 1, 0))
+        ledger = RUNNABLE[name].predict(workload, dp, tp, (dp - 1, 0))
         purposes = figures.sent_by_purpose(ledger)
         assert sum(purposes.values()) == ledger.total().sent_bytes
         assert purposes["activations"] == ledger.total(op="all_reduce", group="tp").sent_bytes
@@ -240,17 +239,17 @@ ON_FSDP2 = ("adamw_fsdp2", "muonw", "muon_fsdp2")
 def test_what_a_reduce_scatter_of_gloo_adds_is_what_the_operating_system_counts_more() -> None:
     """FSDP2's is carried out as an all-reduce, which sends twice as much: a third more in all."""
     rows = results.load("bytes")["wire"]
-    (row,) = (row for row in rows if (row["contender"], row["dp"], row["tp"]) == ("adamw_fsdp2", 4, 1))
+    (row,) = (row for row in rows if (row["baseline"], row["dp"], row["tp"]) == ("adamw_fsdp2", 4, 1))
     called, on_gloo = row["ring"], row["ring"] + row["reduce_scatter"]
     assert row["payload"] / on_gloo == pytest.approx(1, abs=0.01)
     assert f"{on_gloo / called:.2f}" == "1.34"
-    assert all(other["ratio"] < 1.01 for other in rows if other["contender"] not in ON_FSDP2)
+    assert all(other["ratio"] < 1.01 for other in rows if other["baseline"] not in ON_FSDP2)
     assert results.load("bytes")["header_bytes"] == 66
-    torchs = [row for row in rows if row["contender"] == "muon_fsdp2"]
+    torchs = [row for row in rows if row["baseline"] == "muon_fsdp2"]
     assert all(abs(row["ratio"] - 8 / 7) < 0.03 and 1.01 < row["on_gloo"] < 1.035 for row in torchs)
     beyond = {name: (other["payload"] - other["ring"] - other["reduce_scatter"]) / other["packets"]
               for name in ("muon_fsdp2", "adamw_fsdp2") for other in rows
-              if (other["contender"], other["dp"], other["tp"]) == (name, 4, 1)}  # fmt: skip
+              if (other["baseline"], other["dp"], other["tp"]) == (name, 4, 1)}  # fmt: skip
     assert beyond["muon_fsdp2"] < 1.25 * beyond["adamw_fsdp2"]  # alike for each packet, of which there are more
 
 
@@ -262,9 +261,9 @@ def test_fsdp2_gathers_what_lies_outside_the_blocks_once_and_pads() -> None:
     zero1, all_twice = (3 / 4 * each * sum(spec.numel for spec in layout.specs) for each in (4 + 4, 4 + 2 * 4))
     assert all_twice / zero1 == 1.5
     unpadded = all_twice - 3 / 4 * 4 * sum(outside.values())
-    sent = CONTENDERS["adamw_fsdp2"].predict(workload, 4, 1, (0, 0)).total().sent_bytes
+    sent = RUNNABLE["adamw_fsdp2"].predict(workload, 4, 1, (0, 0)).total().sent_bytes
     assert unpadded < sent < all_twice
-    assert f"{sent / predict_zero1(workload, 4, 1, 0).total().sent_bytes:.3f}" == "1.462"
+    assert f"{sent / RUNNABLE['zero1'].predict(workload, 4, 1, (0, 0)).total().sent_bytes:.3f}" == "1.462"
 
 
 def test_the_price_of_tp_in_the_picture_is_the_formula_s() -> None:

@@ -19,9 +19,9 @@ from distmuon.verify.memory_tracker import Moment, StorageTracker, references, s
 from muonbook.ch13 import memory_tables, step_memory
 from muonbook.ch13.figure_memory import frames_of_steps
 from muonbook.ch13.step_memory import Weighed, cross_check, packed, unpacked, weigh
-from muonbook.contenders import CONTENDERS, TRIED, ZERO1, admitted
 from muonbook.measure import results
 from muonbook.measure.workload import SHAPES
+from muonbook.runnable_baselines import RUNNABLE, TRIED, ZERO1, admitted
 
 WORKER = str(worlds.ROOT / "scripts" / "13_memory.py")
 TINY = replace(SHAPES["odd"], width=21, heads=3, vocabulary=23, context=8, bucket_size=1_501)
@@ -51,7 +51,7 @@ def test_where_adamw_takes_all_tensors_at_once_as_on_a_gpu_the_bound_holds_too(m
 def test_all_keep_what_was_predicted_and_stay_under_their_bounds(dp: int, dtype: str) -> None:
     """On three ranks neither rows nor buckets divide, and FSDP2 pads."""
     for found in launch.run(weigh_tiny, (dtype,), dp=dp):
-        assert list(found) == list(CONTENDERS)
+        assert list(found) == list(RUNNABLE)
         for name, one in found.items():
             assert one.states == one.predicted, name
             assert one.bound is None if name == "muon_fsdp2" else one.transient <= one.bound, name
@@ -85,7 +85,7 @@ def test_ranks_keep_equal_parts_of_momentum_in_the_layouts_that_the_page_names(s
 def momentum_of(name: str, shape: str, dp: int) -> list[int]:
     """Return how many bytes of momentum each of `dp` ranks keeps."""
     workload = SHAPES[shape].shared_by(dp)
-    return [CONTENDERS[name].states(workload, dp, 1, rank)["momentum"] for rank in range(dp)]
+    return [RUNNABLE[name].states(workload, dp, 1, rank)["momentum"] for rank in range(dp)]
 
 
 def test_state_under_an_unknown_name_is_not_passed_over() -> None:
@@ -140,17 +140,17 @@ def test_what_is_stored_is_predicted_to_the_byte_and_bounded() -> None:
     assert kept["exact_half_totals"] == kept["half_totals"] > 0  # five layouts, over all ranks
     assert all(row["under_bound"] is not False for row in rows)
     bounded = [row for row in rows if row["kept"]["momentum"] and row["bound"]]
-    assert {row["contender"] for row in bounded} == {*ZERO1[1:], "muonw", "muon_ddp"}
+    assert {row["baseline"] for row in bounded} == {*ZERO1[1:], "muonw", "muon_ddp"}
     assert all(row["transient"] <= row["bound"] for row in bounded)
     assert all(tracked <= allocated < 1.028 * tracked for tracked, allocated in found["cross_check"].values())
 
 
 def test_what_is_stored_of_four_ranks_is_what_is_predicted_today() -> None:
     rows = [row for row in results.load("memory")["rows"] if (row["dp"], row["tp"]) in ((4, 1), (2, 2))]
-    assert {row["contender"] for row in rows} >= set(TRIED)
+    assert {row["baseline"] for row in rows} >= set(TRIED)
     for row in rows:
         workload = replace(SHAPES[row["shape"]], dtype=row["dtype"]).shared_by(row["dp"])
-        assert CONTENDERS[row["contender"]].states(workload, row["dp"], row["tp"], 0) == row["kept"], row["contender"]
+        assert RUNNABLE[row["baseline"]].states(workload, row["dp"], row["tp"], 0) == row["kept"], row["baseline"]
 
 
 def test_the_stored_steps_say_what_the_page_says() -> None:
@@ -182,7 +182,7 @@ def test_histories_are_stored_in_a_line() -> None:
 def test_peaks_by_batch_leave_out_what_the_cpu_alone_borrows() -> None:
     """NCCL needs no room to reduce; so gather cut, too, stays below AdamW's fullest."""
     found = results.load("memory")
-    borrowed = {row["contender"]: row["stages"] for row in found["batches"] if row["tokens_per_rank"] == 64}
+    borrowed = {row["baseline"]: row["stages"] for row in found["batches"] if row["tokens_per_rank"] == 64}
     assert borrowed["muon_cut"]["reduce_scatter"] == max(borrowed["muon_cut"].values())  # on a CPU
     few, *more = (
         [(peaks[layout].highest.top - peaks["AdamW"].highest.top) / 1e6 for layout in memory_tables.PLANNED]
@@ -200,7 +200,7 @@ def test_the_table_is_printed_and_written(tmp_path: Path) -> None:
     assert (ending.code, ending.err) == (0, "")
     assert ending.out.count(": True") == 2
     rows = json.loads((tmp_path / "new" / "13.json").read_text())["rows"]
-    assert [row["contender"] for row in rows] == [*TRIED]
+    assert [row["baseline"] for row in rows] == [*TRIED]
     assert f"{sum(rows[0]['kept'].values()):,}" in ending.out
 
 

@@ -13,12 +13,12 @@ from distmuon.verify.prediction import predict_transient
 from muonbook.ch13.memory_study import PICTURED
 from muonbook.ch13.meta_device import weigh_moves, weigh_worst_moves
 from muonbook.ch13.step_memory import unpacked
-from muonbook.contenders import MUON_LAYOUTS
 from muonbook.measure import results
 from muonbook.planner.model_shapes import MODELS, local_specs
 from muonbook.planner.owned_worlds import plan_part
 from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.planner.stages import stages
+from muonbook.runnable_baselines import MUON_LAYOUTS
 
 
 def moves(history: list[Moment]) -> list[list[Moment]]:

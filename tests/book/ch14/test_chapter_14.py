@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d
 from trace_cases import event, gloo, merged
 
 from distmuon import launch
+from distmuon.optim import strategies
 from distmuon.optim.overlap import OVERLAPS, Gathering, NaiveMuon, PipelinedMuon, Publishing, Worked
 from distmuon.sharding.collectives import PendingWork
 from distmuon.sharding.grid import Grid
@@ -43,7 +44,7 @@ def test_recorded_steps_hold_every_collective_of_their_ledgers(tmp_path: Path) -
         assert [rank.title for rank in ranks] == [f"rank {2 * d + t} (dp {d}, tp {t})" for d in (0, 1) for t in (0, 1)]
         assert {c.name for rank in ranks for c in rank.collectives} == {"dp", "tp", "world"}
         moves = dict.fromkeys(each.name for each in sorted(ranks[0].ranges, key=lambda each: each.start))
-        momentum = ["momentum", *trace.INNER, "apply"] if name == "muon" else []
+        momentum = ["momentum", *strategies.MOVES, "apply"] if name == "muon" else []
         order = ["reduce_scatter", "norms", "adamw", *momentum, "all_gather"]
         assert [move for move in moves if move in trace.MOVES] == order
         counted = ", ".join(str(trace_report.summarize(rank).collectives) for rank in ranks)

@@ -10,13 +10,14 @@ import trace_workers
 from trace_cases import event, nccl
 
 from distmuon import launch
+from distmuon.optim import strategies
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import recording
 from muonbook.ch14.recording import mark, trim
 from muonbook.measure import trace
 from muonbook.measure.trace_report import clocks_disagree, meetings
 
-MOVES = [*trace.INNER, "reduce_scatter", "momentum", "apply", "all_gather"]
+MOVES = [*strategies.MOVES, "reduce_scatter", "momentum", "apply", "all_gather"]
 CASES = [("synchronous", 2, 2), ("pipelined", 2, 1)]
 
 

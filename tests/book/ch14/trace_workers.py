@@ -9,7 +9,7 @@ from distmuon.sharding import hooks
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch14 import recording
-from muonbook.measure.baselines import Trainer, sliced_model
+from muonbook.measure.trainers import Trainer, sliced_model
 from muonbook.measure.workload import Workload, batches, pixels
 
 TINY = Workload(width=32, heads=4, layers=1, context=16, sequences=4, bucket_size=5_003)

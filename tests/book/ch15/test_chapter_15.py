@@ -13,9 +13,9 @@ import worlds
 
 from distmuon import launch
 from distmuon.optim.newton_schulz import flops
+from muonbook.baselines import TITLES
 from muonbook.ch15 import experiments, regimes, timed_steps
 from muonbook.ch15.survey import rows, with_a_square
-from muonbook.contenders import CONTENDERS
 from muonbook.measure import results
 from muonbook.measure.workload import TIMED
 from muonbook.planner import cost_model
@@ -26,7 +26,7 @@ from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldSetting
-from muonbook.ways import TITLES
+from muonbook.runnable_baselines import RUNNABLE
 from tools.pages import published
 
 WORKER = str(worlds.ROOT / "scripts" / "15_regimes.py")
@@ -37,7 +37,7 @@ def test_skewed_grids_send_what_was_predicted() -> None:
     _, grids, *rows, equal = out.splitlines()
     assert re.findall(r"\d x \d", grids) == [f"{dp} x {tp}" for dp, tp in regimes.GRIDS]
     assert equal == "Counted = predicted: True."
-    assert [row.split("  ")[-1] for row in rows] == [TITLES[name] for name in ("zero1", "ddp", *regimes.ALGORITHMS)]
+    assert [row.split("  ")[-1] for row in rows] == [TITLES[name] for name in ("zero1", "ddp", *regimes.MUON_LAYOUTS)]
     zero1, ddp, bucketed, flat, cut, owner = (float(row.split()[0]) for row in rows)
     assert 1.24 < bucketed / zero1 < 1.25  # the head's and the embedding's bytes do not grow
     assert (f"{flat / zero1:.2f}", owner) == ("1.25", zero1)
@@ -70,15 +70,15 @@ def test_the_slowest_rank_of_a_round_counts_and_rounds_are_compared_in_pairs() -
     assert regimes.ratios(ranks, "muon", "zero1") == {"median": 2, "quartiles": [2, 2.5], "count": 3, "range": [2, 3]}
 
 
-def demand(variant: regimes.Variant) -> dict[str, int]:
-    workload, timed = replace(regimes.LINKED, bucket_size=variant.bucket_size), CONTENDERS[variant.contender]
+def demand(baseline: regimes.SizedBaseline) -> dict[str, int]:
+    workload, timed = replace(regimes.LINKED, bucket_size=baseline.bucket_size), RUNNABLE[baseline.baseline]
     ledger = timed.predict(workload, regimes.RANKS, 1, (0, 0))
     return cost_model.demand(ledger, {"dp": regimes.RANKS, "world": regimes.RANKS})
 
 
 def test_what_a_step_asks_of_the_link() -> None:
     """What is reduced, and what a boundary cuts, goes straight to others; cut buckets take more messages."""
-    found = {name: demand(variant) for name, variant in regimes.LINKS.items()}
+    found = {name: demand(baseline) for name, baseline in regimes.LINKS.items()}
     exchanged = {name: each["exchange_bytes"] for name, each in found.items()}
     assert exchanged["ddp"] == 0
     assert found["ddp"]["messages"] == 2 * (regimes.RANKS - 1)
@@ -160,7 +160,7 @@ def test_what_the_page_says_of_the_stored_measurements() -> None:
     assert all(share < 5 * 256 / tokens for share, tokens in zip(shares, found["share"]["256"]["tokens"], strict=True))
     assert 3 < shares[-5] / shares[-3] < 5
     assert 3 < shares[-3] / shares[-1] < 5
-    four = {(row["dp"], row["tp"]): [row[name]["over_zero1"]["median"] for name in regimes.ALGORITHMS]
+    four = {(row["dp"], row["tp"]): [row[name]["over_zero1"]["median"] for name in regimes.MUON_LAYOUTS]
             for row in found["skew"]}  # fmt: skip
     assert [f"{ratio:.1f}" for ratio in (min(four[1, 8][:3]), four[1, 8][3])] == ["2.6", "1.3"]
 
@@ -170,7 +170,7 @@ def test_the_formula_of_a_step_over_a_link_is_within_what_the_page_says() -> Non
     names = ("muon", "muon_cut", "muon_owner")
 
     def seconds(name: str, mbit: float) -> float:
-        asked = links["entrants"][name]
+        asked = links["baselines"][name]
         sent = asked["ring_bytes"] + asked["exchange_bytes"]
         return asked["computation_seconds"]["median"] + sent / (mbit * 1e6 / 8)
 

@@ -23,11 +23,11 @@ def first_steps(world: World, others: Sequence[str], folder: str | None) -> dict
     )  # two of each shape: Keller Jordan's takes as many as ranks
     polar = four_ranks.Matrices(matrices.shapes, matrices.tp_split_dims, [polar_factor(g) for g in matrices.gradients])
     found: dict[str, list[float]] = {}
-    for name, make in four_ranks.entrants(matrices, grid, others).items():
-        entrant = make()
-        entrant.feed()
-        entrant.step()
-        ways = zip(entrant.parameters, polar.of_rank(grid), strict=True)
+    for name, make in four_ranks.baselines(matrices, grid, others).items():
+        baseline = make()
+        baseline.feed()
+        baseline.step()
+        ways = zip(baseline.parameters, polar.of_rank(grid), strict=True)
         found[name] = [_cosine(-moved.detach().double(), exact) for moved, exact in ways]
     return found
 

@@ -21,7 +21,7 @@ BLOCK = {"qkv": (3072, 1024), "out": (1024, 1024), "up": (4096, 1024), "down": (
 
 
 def rows(out: str) -> dict[str, tuple[float, ...]]:
-    """Return way -> its numbers."""
+    """Return layout -> its numbers."""
     found = re.findall(r"^(\w[\w, -]+?)  +([\d.]+) +([\d.]+|-) +([\d.]+|-) +([\d.]+) MB$", out, re.M)
     return {name: tuple(float(number.replace("-", "0")) for number in numbers) for name, *numbers in found}
 
@@ -31,7 +31,7 @@ def test_every_way_costs_no_more_than_the_one_before(grid: str) -> None:
     out = stored_pages.printed("16_owner", f"python ../scripts/16_owner.py {grid}")
     assert out.splitlines()[-1].endswith("as predicted: True.")
     table = rows(out)
-    assert list(table) == [experiments.ADAMW, *experiments.WAYS]
+    assert list(table) == [experiments.ADAMW, *experiments.LAYOUTS]
     _, buckets, flat, cut, owner, updates = table.values()
     assert updates[0] < 1 <= owner[0] < cut[0] < min(flat[0], buckets[0])
     assert owner[1:3] == updates[1:3] == (1, 1)
@@ -44,9 +44,9 @@ def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) 
     ranks = launch.run(experiments.take_steps, dp=dp, tp=tp)[0]
     assert len(ranks) == dp * tp
     assert experiments.all_as_predicted(ranks)
-    for name, way in experiments.WAYS.items():
+    for name, layout in experiments.LAYOUTS.items():
         work = sum(rank[name].flops for rank in ranks)
-        assert work == experiments.once() if way.strategy == "owner" else work >= experiments.once()
+        assert work == experiments.once() if layout.strategy == "owner" else work >= experiments.once()
 
 
 def test_a_wrong_count_is_not_as_predicted() -> None:

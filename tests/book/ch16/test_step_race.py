@@ -53,8 +53,8 @@ def test_the_bare_products_are_those_of_all_matrices_and_nothing_else() -> None:
 def test_a_race_has_a_ratio_for_everybody() -> None:
     found = launch.run(four_ranks.race, (2, [], None, 1, 64), dp=2)[0]
     assert found["matrices"] == {"64x64": 4, "256x64": 1, "64x256": 1}
-    assert found["entrants"].keys() == {*four_ranks.OURS, "torch_replicated"}
-    assert all(row["ratio"]["count"] == 2 and row["ratio"]["median"] > 0 for row in found["entrants"].values())
+    assert found["baselines"].keys() == {*four_ranks.OURS, "torch_replicated"}
+    assert all(row["ratio"]["count"] == 2 and row["ratio"]["median"] > 0 for row in found["baselines"].values())
 
 
 def test_training_steps_are_compared_with_zero1() -> None:

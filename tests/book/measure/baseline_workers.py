@@ -10,8 +10,8 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.ch12 import byte_counts
-from muonbook.contenders import CONTENDERS
 from muonbook.measure.workload import SHAPES, batches, pixels
+from muonbook.runnable_baselines import RUNNABLE
 
 NAMES = ("ddp", "zero1", "torch_zero", "muon", "muon_ddp", "muon_fsdp2")
 
@@ -33,7 +33,7 @@ def train(world: World, steps: int) -> dict[str, list[float]]:
     workload = SHAPES["odd"].shared_by(world.dp)
     corpus = pixels(grid, workload.context)
     for name in NAMES:
-        trainer, data = CONTENDERS[name].make(workload, grid), batches(workload, corpus, world.dp, grid.dp.rank)
+        trainer, data = RUNNABLE[name].make(workload, grid), batches(workload, corpus, world.dp, grid.dp.rank)
         losses[name] = []
         for _ in range(steps):
             loss = trainer.step(next(data))

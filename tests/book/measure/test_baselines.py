@@ -12,9 +12,9 @@ from distmuon.launch import UsageError
 from distmuon.sharding.ledger import Ledger
 from muonbook.ch12 import four_counts
 from muonbook.ch12.four_counts import Counted
-from muonbook.contenders import admitted
 from muonbook.measure.profiler import Seen
 from muonbook.measure.workload import SHAPES
+from muonbook.runnable_baselines import admitted
 
 # ---- Counted = predicted ----------------------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ COUNTED = [(1, 1), (1, 2), (3, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(("dp", "tp"), COUNTED)
-def test_every_contender_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
+def test_every_baseline_sends_what_was_predicted_in_every_count(dp: int, tp: int) -> None:
     """By ledger, dispatcher and profiler, per collective: calls, payload and sent."""
     shapes = four_counts.shape_on(dp, tp)
     ranks = launch.run(four_counts.count_grids, ([(dp, tp)],), dp=dp * tp)[0][dp, tp]

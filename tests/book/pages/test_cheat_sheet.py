@@ -29,12 +29,12 @@ from distmuon.optim.options import MUON_DEFAULTS
 from distmuon.sharding.layout import FLAT, Layout, ParamSpec, plan
 from distmuon.verify.model_states import ModelStates, predict_replicas, predict_rows, predict_shards
 from distmuon.verify.prediction import predict_step, predict_work
+from muonbook.baselines import TITLES
 from muonbook.ch18 import small_puzzles
 from muonbook.measure import formulas
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
-from muonbook.ways import TITLES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "book" / "cheat_sheet.md").read_text(encoding="utf-8")

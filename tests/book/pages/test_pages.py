@@ -23,7 +23,7 @@ from tools.pages import prices, report_counts
 ROOT = Path(__file__).resolve().parents[3]
 STORED = ROOT / "book" / "figures"
 FILM = "nine_moves.svg"
-FILES = {"marks.png", "social_card.png", "trace_viewer.png", "seven_cuts.html", "nine_moves.html", FILM}  # not drawn
+FILES = {"marks.png", "social_card.png", "trace_viewer.png", FILM}  # not drawn
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ FOLD = re.compile(r"^```\{dropdown\} What they counted, and what we found\n(.*?)
 MUON, ADAMW = "traces.trace_muon_FULLSTEP_dp2_tp2_rank0", "traces.trace_adamw_FULLSTEP_rank0"
 ASYNC, ASYNC_ADAMW = (f"traces.trace_{run}_async_rank0" for run in ("muon_FULLSTEP_dp2_tp2", "adamw_FULLSTEP"))
 WHOLE_MUON, WHOLE_ADAMW = (f"ranges.name={name}_Full_Training_Step.cpu_ms" for name in ("Muon", "AdamW"))
-BF16 = "rows.dp=4,tp=1,shape=even,dtype=bfloat16,contender={}.kept.masters+momentum+exp_avg+exp_avg_sq"
+BF16 = "rows.dp=4,tp=1,shape=even,dtype=bfloat16,baseline={}.kept.masters+momentum+exp_avg+exp_avg_sq"
 
 MEANS = "runs.run={}.communication_ms"
 MUONS, ADAMWS = (f"runs.run=trace_{run}" for run in ("muon_FULLSTEP_dp2_tp2", "adamw_FULLSTEP"))
@@ -196,19 +196,19 @@ MOONLIGHT = "moonlight.algorithm={},ranks={},tokens=16777216.{}"
 LATER = "moonlight.algorithm=flat_cut,ranks={},tokens=33554432.{}"
 SENT = "reported_bytes.whole_step_bytes"
 TUNED = "originals.fashion.tuned.median"
-PEAK = "batches.tokens_per_rank={0},contender={1}.peak / batches.tokens_per_rank={0},contender=zero1.peak"
-WITHOUT_COPY = "{0}.standing + {0}.stages.newton_schulz / batches.tokens_per_rank=64,contender=zero1.peak".format(
-    "batches.tokens_per_rank=64,contender=muon_cut"
+PEAK = "batches.tokens_per_rank={0},baseline={1}.peak / batches.tokens_per_rank={0},baseline=zero1.peak"
+WITHOUT_COPY = "{0}.standing + {0}.stages.newton_schulz / batches.tokens_per_rank=64,baseline=zero1.peak".format(
+    "batches.tokens_per_rank=64,baseline=muon_cut"
 )
 
 # claim -> verdict, and what must hold for it: file, path, least, most
 TRIALS: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
     "claim-bytes": ("holds as stated", [
-        ("bytes", "algorithms.dp=4,tp=1,contender=muon_cut.ratio", 1, 1.2501),
-        ("bytes", "algorithms.dp=4,tp=1,contender=muon.ratio", 1.2499, 1.2501),
+        ("bytes", "algorithms.dp=4,tp=1,baseline=muon_cut.ratio", 1, 1.2501),
+        ("bytes", "algorithms.dp=4,tp=1,baseline=muon.ratio", 1.2499, 1.2501),
         ("bytes", "ratios.dp=4,tp=1,dtypes=fp32*bf16.matrices", 1.2499, 1.2501),
         ("bytes", "ratios.dp=4,tp=1,dtypes=bf16*bf16.matrices", 1.26, 1.6),
-        ("bytes", "algorithms.dp=4,tp=2,contender=muon.ratio", 1.26, 3),
+        ("bytes", "algorithms.dp=4,tp=2,baseline=muon.ratio", 1.26, 3),
         ("bytes", "ratios.dp=4,tp=2,dtypes=fp32*bf16.matrices", 1.26, 3),
         ("bytes", "counted.equal", True, True),
     ]),

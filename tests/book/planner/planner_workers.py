@@ -1,4 +1,4 @@
-"""What a rank counts of every entrant's step, beside what the planner says of it."""
+"""What a rank counts of every baseline's step, beside what the planner says of it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify import model_states
 from distmuon.verify.counter import CollectiveCounter
-from muonbook.measure.baselines import Trainer
+from muonbook.measure.trainers import Trainer
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.measured import timed_worlds
 
 
-def facts(world: World, workload: Workload, entrants: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return per entrant what this rank sends in a step and keeps before its update, counted and planned."""
+def facts(world: World, workload: Workload, baselines: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return per baseline what this rank sends in a step and keeps before its update, counted and planned."""
     grid, activations = Grid.of(world), Ledger()
     rank, each = (grid.dp.rank, grid.tp.rank), workload.tokens // world.dp
     _, _, model = workload.plan(world.dp, world.tp)
     model.predict_activations(activations, each, workload.torch_dtype.itemsize, world.tp)
     data = batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank)
     found = {}
-    for name in entrants:
+    for name in baselines:
         trainer, (part, ledger) = timed_worlds.make(name, workload, grid), timed_worlds.planned(name, workload, grid)
         trainer.step(next(data))  # makes the state
         counted: dict[str, int] = {}

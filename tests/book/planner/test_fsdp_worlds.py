@@ -88,9 +88,9 @@ def test_states_are_rows(dp: int, tp: int) -> None:
 @pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2)])
 def test_a_real_step_sends_and_keeps_what_is_planned(dp: int, tp: int) -> None:
     job = Workload(vocabulary=67, width=64, layers=2, heads=4, context=16, sequences=4, bucket_size=20_011)
-    entrants = ["adamw", "gather_all", "gather_cut", "owner", *(["muonw"] if tp == 1 else [])]
-    for rank in launch.run(planner_workers.facts, (job, entrants), dp=dp, tp=tp):
-        for name in entrants:
+    baselines = ["adamw", "gather_all", "gather_cut", "owner", *(["muonw"] if tp == 1 else [])]
+    for rank in launch.run(planner_workers.facts, (job, baselines), dp=dp, tp=tp):
+        for name in baselines:
             found = rank[name]
             assert found["sent"] == found["planned_sent"] == found["in_ledger"], name
             assert found["held"] == found["planned_held"], name

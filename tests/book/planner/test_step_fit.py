@@ -70,7 +70,7 @@ def test_ranks_that_share_cores_take_longer_and_a_links_rate_is_each_ranks_own()
 def test_the_stored_worlds_are_those_that_would_be_measured() -> None:
     found = results.load("planner")
     assert [world["title"] for world in found["worlds"]] == [world.title for world in worlds.WORLDS]
-    assert all(told["bytes_as_predicted"] for world in found["worlds"] for told in world["entrants"].values())
+    assert all(told["bytes_as_predicted"] for world in found["worlds"] for told in world["baselines"].values())
 
 
 def test_the_stored_errors_follow_from_the_stored_steps() -> None:
@@ -92,4 +92,4 @@ def test_what_is_held_out_differs_in_width_grid_rate_or_strategy() -> None:
     for world in (world for world in worlds.WORLDS if world.held_out):
         alike = [(other.dp, other.tp, other.width, other.rate_mbit) for other in fitted]
         assert (world.dp, world.tp, world.width, world.rate_mbit) not in alike
-    assert set(worlds.HELD_OUT_ENTRANTS) < set(worlds.ENTRANTS)
+    assert set(worlds.HELD_OUT_BASELINES) < set(worlds.BASELINES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import re
 from importlib import metadata
@@ -77,6 +79,24 @@ def test_ours_do_all_that_they_claim(ours: str) -> None:
     assert len(on_meshes) == len(claimed)
     for o in on_meshes:
         assert o.numbers["distance"] == 0, o.seen
+
+
+@functools.cache
+def sharp(ours: str) -> Subject:
+    """Return one of ours in float32 throughout, where rounding hides little: of updates, and of the weights besides."""
+    adapter = load(f"{OURS}:{ours}")
+    wire = {} if ours == "muon" else {"gather_dtype": torch.float32}
+    make = functools.partial(adapter.make, compute_dtype=torch.float32, **wire)
+    subject = Subject(dataclasses.replace(adapter, make=make, precision=torch.float32))
+    subject.tolerance *= 3
+    return subject
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("ours", ["muon", "muonw", "distributed_muon"])
+@pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True", "ignore:no parameter of this")
+def test_ours_train_every_program_or_refuse_it_and_warn_of_nothing(ours: str, program: str) -> None:
+    conventions.follow(program, sharp(ours))
 
 
 def test_in_float32_rounding_leaves_a_millionth_and_the_kit_asks_for_no_less() -> None:

@@ -52,12 +52,12 @@ def gram_errors(
                 continue
             x = unit_frobenius_((u * values) @ v.mT)
             for row in coefficients:
-                schedule, exact = quintics(row, steps), values / values.norm()
-                for a, b, c in schedule:
+                polynomials, exact = quintics(row, steps), values / values.norm()
+                for a, b, c in polynomials:
                     exact = a * exact + b * exact**3 + c * exact**5
                 wanted = (u * exact) @ v.mT
                 narrow = x.bfloat16()
-                standard = _iterate(narrow, schedule)
-                gram = gram_iterate_(narrow[None] if batched else narrow, schedule, restarts)  # overwrites it
+                standard = _iterate(narrow, polynomials)
+                gram = gram_iterate_(narrow[None] if batched else narrow, polynomials, restarts)  # overwrites it
                 errors = (float((one - wanted).norm() / exact.norm()) for one in (standard, gram))
                 yield FormErrors(name, (m, n), row, *errors)

@@ -67,9 +67,9 @@ def with_singular_values(values: Tensor, rows: int, columns: int, seed: int) -> 
     return orthogonal(rows, seed)[:, :k] * values @ orthogonal(columns, seed + 1)[:, :k].T
 
 
-def compose(schedule: list[tuple[float, float, float]], s: Tensor) -> Tensor:
+def compose(polynomials: list[tuple[float, float, float]], s: Tensor) -> Tensor:
     """Return what the quintics make of the singular values `s`."""
-    for a, b, c in schedule:
+    for a, b, c in polynomials:
         s = a * s + b * s**3 + c * s**5
     return s
 
@@ -101,10 +101,10 @@ def test_singular_values_follow_the_scalar_polynomial_and_directions_stay(rows: 
     assert distance(newton_schulz(matrix), expected) < 1e-10
 
 
-@pytest.mark.parametrize(("schedule", "close"), [(POLAR_EXPRESS, 1e-8), (CANS, 6e-3)], ids=["polar_express", "cans"])
-def test_every_published_step_errs_as_far_below_one_as_above(schedule: Any, close: float) -> None:
+@pytest.mark.parametrize(("polynomials", "close"), [(POLAR_EXPRESS, 1e-8), (CANS, 6e-3)], ids=["polar_express", "cans"])
+def test_every_published_step_errs_as_far_below_one_as_above(polynomials: Any, close: float) -> None:
     s = torch.logspace(-3, 0, 100_001, dtype=torch.float64)
-    for quintic in schedule:  # what makes a step optimal; one wrong digit would tip it. Those of CANS have four
+    for quintic in polynomials:  # what makes a step optimal; one wrong digit would tip it. Those of CANS have four
         s = compose([quintic], s)
         assert abs((s.min() - 1) + (s.max() - 1)) < close
 
@@ -369,10 +369,10 @@ def test_in_place_gives_the_same_bits_in_the_same_memory(form: str, shape: tuple
     st.lists(st.tuples(st.integers(1, 4), st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=4),
 )
 def test_the_gram_form_is_the_standard_form_in_exact_arithmetic(
-    rows: int, columns: int, seed: int, steps: int, restarts: set[int], schedule: Any
+    rows: int, columns: int, seed: int, steps: int, restarts: set[int], polynomials: Any
 ) -> None:
     x = unit_frobenius_(gaussian(*sorted((rows, columns)), seed=seed, dtype=torch.float64))
-    synthetic = quintics([(a, b / 8, c / 64) for a, b, c in schedule], min(steps, 3))  # more of them leave float64
+    synthetic = quintics([(a, b / 8, c / 64) for a, b, c in polynomials], min(steps, 3))  # more of them leave float64
     for row in (quintics("muon", steps), quintics("polar_express", steps), CUBIC5[:steps], synthetic) if steps else ():
         wanted = newton_schulz(x, len(row), row, form="standard")
         for where in (None, restarts):
@@ -396,9 +396,9 @@ def test_a_quintic_with_a_root_at_the_mean_divides_nothing_by_zero(quintic: Any,
     spread = torch.tensor(values, dtype=torch.float64)
     x = with_singular_values(spread / spread.norm(), 4, 6, seed=1)
     a, b, c = quintic
-    schedule = [(a, b * 4, c * 16), (1.0, 0.5, 0.25)]  # the mean square is 1/4
-    wanted = newton_schulz(x, 2, schedule, form="standard")
-    for found in (gram_iterate_(x.clone(), schedule), gram_iterate_(x.clone()[None], schedule)[0]):
+    polynomials = [(a, b * 4, c * 16), (1.0, 0.5, 0.25)]  # the mean square is 1/4
+    wanted = newton_schulz(x, 2, polynomials, form="standard")
+    for found in (gram_iterate_(x.clone(), polynomials), gram_iterate_(x.clone()[None], polynomials)[0]):
         assert (found - wanted).norm() < 1e-5
 
 
@@ -430,11 +430,11 @@ def test_fewer_restarts_are_not_safe(restarts: tuple[int, ...]) -> None:
 
 
 def test_one_workspace_serves_matrix_after_matrix_and_changes_no_bit() -> None:
-    schedule, first, second = quintics("muon", 5), *(unit_frobenius_(gaussian(20, 30, seed=seed)) for seed in (0, 1))
+    polynomials, first, second = quintics("muon", 5), *(unit_frobenius_(gaussian(20, 30, seed=seed)) for seed in (0, 1))
     work = GramWorkspace(first)
     for x in (first, second, first):
-        alone = gram_iterate_(x.clone(), schedule)
-        assert torch.equal(gram_iterate_(x.clone(), schedule, workspace=work), alone)
+        alone = gram_iterate_(x.clone(), polynomials)
+        assert torch.equal(gram_iterate_(x.clone(), polynomials, workspace=work), alone)
         assert len(work.squares) == 3
 
 
@@ -477,27 +477,27 @@ def test_what_auto_takes_in_bf16_is_safe_on_every_spectrum(name: str) -> None:
 def test_the_gram_form_for_float16_applies_the_same_quintics(
     name: str, restarts: set[int] | None, shape: tuple[int, ...]
 ) -> None:
-    schedule = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
+    polynomials = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
     x = unit_frobenius_(gaussian(*shape).double())
-    assert distance(half_gram_iterate(HALF_SCALE * x, schedule, restarts), _iterate(x, schedule)) < 1e-6
+    assert distance(half_gram_iterate(HALF_SCALE * x, polynomials, restarts), _iterate(x, polynomials)) < 1e-6
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_in_float16_the_gram_form_is_safe_on_every_spectrum_and_in_bfloat16_it_is_not(name: str) -> None:
     """Not centred, it needs float16's digits."""
     m, n = 96, 192
-    schedule = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
+    polynomials = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
     u, v = (torch.linalg.qr(gaussian(k, m).double()).Q for k in (m, n))
     unsafe: dict[torch.dtype, list[str]] = {torch.float16: [], torch.bfloat16: []}
     for spectrum, values in spectra(m).items():
         exact = values / values.norm()
         x = ((u * exact) @ v.mT).float()
-        for a, b, c in schedule:
+        for a, b, c in polynomials:
             exact = a * exact + b * exact**3 + c * exact**5
         wanted = (u * exact) @ v.mT
-        bound = max(1.5 * float((_iterate(x.bfloat16(), schedule) - wanted).norm() / exact.norm()), 0.03)
+        bound = max(1.5 * float((_iterate(x.bfloat16(), polynomials) - wanted).norm() / exact.norm()), 0.03)
         for dtype, failed in unsafe.items():
-            found = half_gram_iterate((HALF_SCALE * x).to(dtype), schedule)
+            found = half_gram_iterate((HALF_SCALE * x).to(dtype), polynomials)
             if not (found - wanted).norm() / exact.norm() <= bound:
                 failed.append(spectrum)
     assert not unsafe[torch.float16]
@@ -613,12 +613,12 @@ def test_quintics_by_name_or_number_fill_every_step() -> None:
 
 
 def test_polar_express_is_scaled_for_safety_and_then_polishes() -> None:
-    schedule = quintics("polar_express", 10)
-    assert len(schedule) == 10
-    assert schedule[7:] == [POLAR_EXPRESS[-1]] * 3 == [CLASSIC] * 3
+    polynomials = quintics("polar_express", 10)
+    assert len(polynomials) == 10
+    assert polynomials[7:] == [POLAR_EXPRESS[-1]] * 3 == [CLASSIC] * 3
     s = torch.linspace(0.1, 1, 5, dtype=torch.float64)
-    torch.testing.assert_close(compose(schedule[:1], s), compose([POLAR_EXPRESS[0]], s / 1.01))
-    assert quintics("polar_express", 3) == schedule[:3]
+    torch.testing.assert_close(compose(polynomials[:1], s), compose([POLAR_EXPRESS[0]], s / 1.01))
+    assert quintics("polar_express", 3) == polynomials[:3]
 
 
 MATRIX = torch.ones(3, 4)

@@ -28,6 +28,7 @@ from distmuon.optim.options import OPTIONS
 from distmuon.optim.param_groups import split_parameters
 from distmuon.optim.zero1_adamw import Zero1AdamW
 from distmuon.sharding.grid import Grid
+from muon_conformance import ours
 from muon_conformance.programs import PROGRAMS, SmallNet, loss_of, step, train
 
 ADAMW: dict[str, Any] = dict(lr=0.02, weight_decay=0.1)
@@ -43,19 +44,12 @@ OURS: dict[str, Callable[..., Optimizer]] = {
     ),
 }
 SHARDED = ("Zero1AdamW", "DistributedMuon")
-# torch's Muon multiplies in bf16; and a DistributedMuon on a grid of one rank is a Muon, which the first row judges
-ORACLES: dict[str, tuple[Callable[..., Optimizer], float]] = {
-    "Muon": (lambda params: torch.optim.Muon(params, lr=0.02, adjust_lr_fn="match_rms_adamw"), 0.05),
-    "Zero1AdamW": (lambda params: torch.optim.AdamW(params, **ADAMW), 1e-5),
-    "MuonW": (OURS["Muon"], 1e-5),
-    "DistributedMuon": (OURS["Muon"], 1e-5),
-}
-REFUSED = {  # what a sharded optimizer cannot do as torch's do; it says so
-    "the distributed checkpoints state by names": (ValueError, "this is no state of a sharded optimizer"),
-    "a model and its optimizer are copied by deepcopy": (TypeError, "cannot be copied or pickled"),
-    "a model and its optimizer are copied by pickle": (TypeError, "cannot be copied or pickled"),
-    "a parameter is replaced in its group": (RuntimeError, "the groups hold other parameters"),
-    "a parameter is taken out of its group": (RuntimeError, "the groups hold other parameters"),
+REFUSED = {  # what a sharded optimizer cannot do as torch's do; `ours` has the words
+    "the distributed checkpoints state by names": ValueError,
+    "a model and its optimizer are copied by deepcopy": TypeError,
+    "a model and its optimizer are copied by pickle": TypeError,
+    "a parameter is replaced in its group": RuntimeError,
+    "a parameter is taken out of its group": RuntimeError,
 }
 each = pytest.mark.parametrize("kind", OURS)
 each_sharded = pytest.mark.parametrize("kind", SHARDED)
@@ -73,25 +67,26 @@ def state_of(model: nn.Module) -> Tensor:
 START = state_of(SmallNet())
 
 
-@each
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_sharded
+@pytest.mark.parametrize("name", ours.distributed_muon.refuses)
+def test_a_program_that_a_sharded_optimizer_cannot_run_is_refused(kind: str, name: str) -> None:
+    with pytest.raises(REFUSED[name], match=ours.distributed_muon.refuses[name]) as error:
+        PROGRAMS[name](lambda model: OURS[kind](model.parameters()))
+    message(error)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED])
 @pytest.mark.filterwarnings("error", "ignore:Using backward.. with create_graph=True", "ignore:no parameter of this")
-def test_a_program_of_torchs_users_trains_alike(kind: str, name: str) -> None:
-    if kind in SHARDED and name in REFUSED:
-        refusal, words = REFUSED[name]
-        with pytest.raises(refusal, match=words) as error:
-            PROGRAMS[name](lambda model: OURS[kind](model.parameters()))
-        message(error)
-        return
-    oracle, tolerance = ORACLES[kind]
-    expected, saw = PROGRAMS[name](lambda model: oracle(model.parameters()))
-    found, sees = PROGRAMS[name](lambda model: OURS[kind](model.parameters()))
+def test_a_program_of_torchs_users_trains_zero1_adamw_as_torchs_adamw(name: str) -> None:
+    """The conformance kit runs the same programs with our Muons."""
+    expected, saw = PROGRAMS[name](lambda model: AdamW(model.parameters(), **ADAMW))
+    found, sees = PROGRAMS[name](lambda model: OURS["Zero1AdamW"](model.parameters()))
     start = START if len(state_of(found)) == len(START) else 0 * state_of(found)
-    assert distance(state_of(found) - start, state_of(expected) - start) < tolerance
+    assert distance(state_of(found) - start, state_of(expected) - start) < 1e-5
     flat, expected_flat = (
         [x for row in rows for x in (row if isinstance(row, list) else [row])] for rows in (sees, saw)
     )
-    assert flat == pytest.approx(expected_flat, rel=tolerance, abs=1e-9, nan_ok=True)
+    assert flat == pytest.approx(expected_flat, rel=1e-5, abs=1e-9, nan_ok=True)
 
 
 # ---- Copies and states ------------------------------------------------------------------------------------
@@ -634,9 +629,9 @@ def test_a_sparse_gradient_is_a_dense_one_in_a_flat_buffer(kind: str, by_hand: b
         table = nn.Embedding(7, 3, sparse=sparse)
         groups = [{"params": [*table.named_parameters()], "algorithm": "adamw"}]
         optimizer = OURS[kind](groups)
-        for step in range(2):
+        for number in range(2):
             if by_hand:
-                gradient = torch.zeros(7, 3).index_fill_(0, torch.tensor([1, 4]), 0.5 + step)
+                gradient = torch.zeros(7, 3).index_fill_(0, torch.tensor([1, 4]), 0.5 + number)
                 table.weight.grad = gradient.to_sparse() if sparse else gradient
             else:
                 table(torch.tensor([1, 4, 1])).square().sum().backward()
@@ -967,8 +962,8 @@ def test_training_goes_on_after_something_was_handed_to_another_process(
         train(model, optimizer, 3, first=3)
         ends.append(state_of(model))
     assert torch.equal(*ends)
-    for theirs, ours in zip(seen, model.parameters(), strict=False):
-        assert torch.equal(theirs, ours)
+    for there, here in zip(seen, model.parameters(), strict=False):
+        assert torch.equal(there, here)
 
 
 @each

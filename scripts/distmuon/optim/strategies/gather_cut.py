@@ -84,10 +84,10 @@ class GatherCut(GatherAll):
                 [[layout.meta(bucket, i, rank).local_range.size] for i in shared[rank]] for rank in range(dp.size)
             ]
             nothing = torch.empty(0, dtype=dtype, device=self.context.grid.device)
-            parcels = [[pieces[i, dp.rank] for i in theirs] for theirs in shared]
+            parcels = [[pieces[i, dp.rank] for i in of_rank] for of_rank in shared]
             received = dp.exchange(parcels, shapes, momentum_label(bucket), nothing)
-            for rank, theirs in enumerate(received.tensors):
-                pieces |= {(index, rank): piece for index, piece in zip(shared[rank], theirs, strict=True)}
+            for rank, of_rank in enumerate(received.tensors):
+                pieces |= {(index, rank): piece for index, piece in zip(shared[rank], of_rank, strict=True)}
         joined = {i: [pieces[i, rank] for rank in owners[i]] for i in momentum}
         return {
             i: (torch.cat(all_of_it) if i in cut else all_of_it[0]).view(self.context.metas[i].shape)
@@ -163,9 +163,9 @@ def gather_cut_bound(
     return (w + m) * pieces + m * (packed + 2 * joined + whole.largest) + whole.bytes(m, compute)
 
 
-def _packed(at: PlannedRank, bucket: Bucket, mine: Collection[int]) -> int:
+def _packed(at: PlannedRank, bucket: Bucket, owned: Collection[int]) -> int:
     """Return how many elements a rank sends: each of its pieces, once to every other owner of that matrix."""
-    others = {index: len(at.layout.owners(bucket, index)) - 1 for index in mine}
+    others = {index: len(at.layout.owners(bucket, index)) - 1 for index in owned}
     return sum(count * at.layout.meta(bucket, i, at.dp_rank).local_range.size for i, count in others.items())
 
 

@@ -130,9 +130,9 @@ class OneOwner(Strategy):
         for index in updates.keys() & row:
             dim = self.context.layout.specs[index].tp_gather_dim
             cut[index] = [updates[index]] * tp.size if dim is None else updates[index].chunk(tp.size, dim)
-        theirs = [[i for i in row if self.tp_owner[i] == rank] for rank in range(tp.size)]
-        parcels = [[cut[i][rank] for i in theirs[tp.rank]] for rank in range(tp.size)]
-        received = self._exchange(parcels, theirs, buckets, updates_label(buckets[0]))
+        owned_by = [[i for i in row if self.tp_owner[i] == rank] for rank in range(tp.size)]
+        parcels = [[cut[i][rank] for i in owned_by[tp.rank]] for rank in range(tp.size)]
+        received = self._exchange(parcels, owned_by, buckets, updates_label(buckets[0]))
         return staying | {index: block for (index, _), block in received.items()}
 
     @hooked
@@ -155,9 +155,9 @@ class OneOwner(Strategy):
         cut = [index for index in self._travelling(blocks) if specs[index].tp_gather_dim is not None]
         if not cut:
             return {}
-        theirs = [[index for index in cut if self.tp_owner[index] == rank] for rank in range(tp.size)]
-        parcels = [[blocks[index] for index in indices] for indices in theirs]
-        return self._exchange(parcels, [theirs[tp.rank]] * tp.size, buckets, momentum_label(buckets[0]))
+        owned_by = [[index for index in cut if self.tp_owner[index] == rank] for rank in range(tp.size)]
+        parcels = [[blocks[index] for index in indices] for indices in owned_by]
+        return self._exchange(parcels, [owned_by[tp.rank]] * tp.size, buckets, momentum_label(buckets[0]))
 
     def _exchange(
         self,

@@ -74,8 +74,8 @@ class StrategyContext:
         for batch in batches(list(matrices.values()), groups, divisions):
             inputs = [matrices[indices[i]] for i in batch]
             rows = [v for i in batch if (v := self.row_moments(indices[i])) is not None]
-            found = orthogonalize(inputs, groups[batch[0]], [divisions[i] for i in batch], rows)
-            updates.update({indices[i]: update for i, update in zip(batch, found, strict=True)})
+            results = orthogonalize(inputs, groups[batch[0]], [divisions[i] for i in batch], rows)
+            updates.update({indices[i]: update for i, update in zip(batch, results, strict=True)})
         return updates
 
 

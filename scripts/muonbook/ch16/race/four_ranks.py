@@ -1,7 +1,7 @@
 """What ranks do in the race: ours, torch.optim.Muon and others take the same step in turns, and so do its bare matrix
 products; and whole training steps of ours, with one owner per matrix or not, over ZeRO-1 AdamW's.
 
-Gradients are reduced already, and are where each entrant wants them: what is timed is the optimizer alone, from the
+Gradients are reduced already, and are where each baseline wants them: what is timed is the optimizer alone, from the
 momentum to new parameters and, where they are published, to all of them on every rank. The matrices are those of four
 transformer layers: query, key, value and output, up and down.
 """
@@ -28,7 +28,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ownership import balance
 from distmuon.sharding.tensor_parallel import mark
 from muonbook.measure import interleaved_timing, results
-from muonbook.measure.baselines import Trainer, make_muon, make_zero1, sliced_model
+from muonbook.measure.trainers import Trainer, make_muon, make_zero1, sliced_model
 from muonbook.measure.workload import TIMED, Workload, batches, pixels
 from muonbook.peers import make_importable
 
@@ -58,7 +58,7 @@ class Matrices:
 
 
 @dataclass(frozen=True)
-class Entrant:
+class RunningBaseline:
     """One optimizer at its matrices, which begin as zeros. step: what is timed. feed: what comes before, untimed."""
 
     parameters: list[Any]  # of this rank: tensors, TP-local, or DTensors
@@ -66,7 +66,7 @@ class Entrant:
     feed: Callable[[], object] = lambda: None
 
 
-Make = Callable[[], Entrant]
+Make = Callable[[], RunningBaseline]
 
 
 # ---- The bare matrix products -----------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class BareProducts:
 OURS = ("gather_all", "gather_cut", "owner")
 
 
-def ours(matrices: Matrices, grid: Grid, strategy: str) -> Entrant:
+def ours(matrices: Matrices, grid: Grid, strategy: str) -> RunningBaseline:
     """Return one of our strategies, its gradients reduced to their owners once and for all."""
     blocks = matrices.of_rank(grid)
     cut = zip(blocks, matrices.tp_split_dims, strict=True)
@@ -110,7 +110,7 @@ def ours(matrices: Matrices, grid: Grid, strategy: str) -> Entrant:
         parameter.grad = block.clone()
     with torch.no_grad():
         made.reduce(None)
-    return Entrant(parameters, torch.no_grad()(made.update))
+    return RunningBaseline(parameters, torch.no_grad()(made.update))
 
 
 # ---- torch's and others', which know DP alone -------------------------------------------------------------
@@ -124,15 +124,15 @@ def replicas(matrices: Matrices) -> list[nn.Parameter]:
     return parameters
 
 
-def torchs(matrices: Matrices) -> Entrant:
+def torchs(matrices: Matrices) -> RunningBaseline:
     """Return torch.optim.Muon, every rank at all matrices."""
     parameters = replicas(matrices)
     options: dict[str, Any] = {"adjust_lr_fn": "match_rms_adamw", "ns_steps": STEPS, "ns_coefficients": MUON}
     made = torch.optim.Muon(parameters, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, **options)
-    return Entrant(parameters, made.step)
+    return RunningBaseline(parameters, made.step)
 
 
-def keller_jordan(matrices: Matrices) -> Entrant:
+def keller_jordan(matrices: Matrices) -> RunningBaseline:
     """Return Keller Jordan's distributed Muon. It overwrites gradients, and so is fed anew."""
     parameters = replicas(matrices)
     made = importlib.import_module("muon").Muon(parameters, lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
@@ -142,10 +142,10 @@ def keller_jordan(matrices: Matrices) -> Entrant:
             assert parameter.grad is not None
             parameter.grad.copy_(gradient)
 
-    return Entrant(parameters, made.step, feed)
+    return RunningBaseline(parameters, made.step, feed)
 
 
-def dion(matrices: Matrices, grid: Grid) -> Entrant:
+def dion(matrices: Matrices, grid: Grid) -> RunningBaseline:
     """Return dion's Muon, which torch.compile compiles, as fast on a CPU as we can make it.
 
     Its all-to-all of lists, which on gloo torch replaces by an all-gather of four times the bytes, is exchanged for an
@@ -157,7 +157,7 @@ def dion(matrices: Matrices, grid: Grid) -> Entrant:
     made = importlib.import_module("dion.muon").Muon(
         parameters, grid.dp.process_group, lr=LR, mu=MOMENTUM, weight_decay=DECAY, **options
     )
-    return Entrant(parameters, made.step)
+    return RunningBaseline(parameters, made.step)
 
 
 class _WithAllToAll:
@@ -177,8 +177,8 @@ class _WithAllToAll:
 # ---- The race ---------------------------------------------------------------------------------------------
 
 
-def entrants(matrices: Matrices, grid: Grid, others: Sequence[str]) -> dict[str, Make]:
-    """Return how to make everybody who can run on this grid: name -> () -> entrant.
+def baselines(matrices: Matrices, grid: Grid, others: Sequence[str]) -> dict[str, Make]:
+    """Return how to make everybody who can run on this grid: name -> () -> baseline.
 
     others: of `peers.PEERS`, those that are here.
     """
@@ -198,14 +198,14 @@ def race(
 ) -> dict[str, Any] | None:
     """Let all take their steps in turns; on rank 0, return each one's time over the products'.
 
-    folder: of clones. others: see `entrants`.
+    folder: of clones. others: see `baselines`.
     """
     make_importable(others, folder)
     grid, matrices = Grid.of(world), Matrices.of_layers(layers, width)
     dtype = fast_dtype(grid.device, torch.float32)
-    running = {name: make() for name, make in entrants(matrices, grid, others).items()}
+    running = {name: make() for name, make in baselines(matrices, grid, others).items()}
     products = BareProducts(matrices.shapes, grid, dtype)
-    steps = {"products": products.step} | {name: entrant.step for name, entrant in running.items()}
+    steps = {"products": products.step} | {name: baseline.step for name, baseline in running.items()}
 
     def before(name: str) -> None:
         if name in running:
@@ -224,7 +224,7 @@ def race(
         "fast_bfloat16": dtype == torch.bfloat16,
         "matrix_unit": has_matrix_unit(),
         "floor_milliseconds": 1e3 * interleaved_timing.medians(seconds)["products"],
-        "entrants": {
+        "baselines": {
             name: {"ratio": results.spread(interleaved_timing.ratios(seconds[name], floor))} for name in running
         },
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muonbook.ways import TITLES
+from muonbook.baselines import TITLES
 
-SHOWN = {  # what it is called on the page -> name of an entrant; all of them leave new parameters on every rank
+SHOWN = {  # what it is called on the page -> name of a baseline; all of them leave new parameters on every rank
     TITLES["muon_owner"]: "owner",
     TITLES["muon_cut"]: "gather_cut",
     "dion": "dion_compiled_replicated",
@@ -22,9 +22,9 @@ def races(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return {grid: {title: time over the bare matrix products', in the median}} of those who ran there."""
     return {
         grid.replace("x", " x "): {
-            title: race["entrants"][name]["ratio"]["median"]
+            title: race["baselines"][name]["ratio"]["median"]
             for title, name in SHOWN.items()
-            if name in race["entrants"]
+            if name in race["baselines"]
         }
         for grid, race in found["race"].items()
     }

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from muonbook import peers
-from muonbook.ch17.kit.peer_muons import CANDIDATES, ExaminedMuon
+from muonbook.ch17.kit.peer_muons import EXAMINED, ExaminedMuon
 from muonbook.measure import results
 
 KIT = "scripts/muon_conformance"
-LIMIT = 600.0  # seconds for one candidate: a minute where nothing else runs, many where much does
+LIMIT = 600.0  # seconds for one Muon: a minute where nothing else runs, many where much does
 
 
 def main(doc: str | None) -> int:
@@ -28,46 +28,46 @@ def main(doc: str | None) -> int:
 
 
 def measure(folder: str | None, quick: bool) -> dict[str, Any]:
-    """Return {"candidates": name -> the kit's report}, or name -> {"missing": a sentence}.
+    """Return {"muons": name -> the kit's report}, or name -> {"missing": a sentence}.
 
     folder: of clones. quick: without users' programs.
     """
     found: dict[str, Any] = {}
-    for name, candidate in CANDIDATES.items():
-        version = version_of(candidate, folder)
+    for name, muon in EXAMINED.items():
+        version = version_of(muon, folder)
         if version is None:
-            where = f"github.com/{peers.PEERS[candidate.clone].repository}" if candidate.clone else candidate.package
+            where = f"github.com/{peers.PEERS[muon.clone].repository}" if muon.clone else muon.package
             found[name] = {"missing": f"{where} was not here."}
         else:
             print(f"{name} ({version or 'of this commit'})", flush=True)
-            found[name] = examined(candidate, folder, ["-k", "not program"] if quick else []) | {"version": version}
-    return {"candidates": found}
+            found[name] = examined(muon, folder, ["-k", "not program"] if quick else []) | {"version": version}
+    return {"muons": found}
 
 
-def version_of(candidate: ExaminedMuon, folder: str | None) -> str | None:
+def version_of(muon: ExaminedMuon, folder: str | None) -> str | None:
     """Return the version of what is here, "" for ours, None where it is not here."""
-    if candidate.clone:
-        peer = peers.PEERS[candidate.clone]
+    if muon.clone:
+        peer = peers.PEERS[muon.clone]
         place = Path(folder or "/nowhere", peer.repository.partition("/")[2])
         return f"git {peers.version(peer, place / 'setup.py').removeprefix('commit ')[:12]}" if place.is_dir() else None
-    if not candidate.package:
+    if not muon.package:
         return ""
     try:
-        return f"{candidate.package} {importlib.metadata.version(candidate.package)}"
+        return f"{muon.package} {importlib.metadata.version(muon.package)}"
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def examined(candidate: ExaminedMuon, folder: str | None, options: Sequence[str]) -> dict[str, Any]:
-    """Return the kit's report of one candidate, or {"broken": its last words} where the kit came to no end.
+def examined(muon: ExaminedMuon, folder: str | None, options: Sequence[str]) -> dict[str, Any]:
+    """Return the kit's report of one Muon, or {"broken": its last words} where the kit came to no end.
 
-    What a candidate would compile runs as it is written: on a CPU, compiling it takes longer than all checks.
+    What a Muon would compile runs as it is written: on a CPU, compiling it takes longer than all checks.
     """
     environment = {**os.environ, "PYTHONPATH": str(results.ROOT / "scripts"), "TORCHDYNAMO_DISABLE": "1"}
     environment |= {"OMP_NUM_THREADS": "1"} | ({} if folder is None else {"PEERS": str(Path(folder).resolve())})
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.json")
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--optimizer", candidate.source]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--optimizer", muon.source]
         try:
             done = subprocess.run(
                 [*command, "--report", str(report), KIT, *options],

@@ -9,9 +9,9 @@ PROGRAM = "program: "
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return a line for every candidate that was examined: claims kept, and users' programs run, of those claimed."""
+    """Return a line for every Muon that was examined: claims kept, and users' programs run, of those claimed."""
     told = [f"{'':22s}{'claims kept':>12s}{'programs run':>14s}"]
-    for name, report in found["candidates"].items():
+    for name, report in found["muons"].items():
         if "checks" in report:
             claimed = [one for one in report["checks"] if one["verdict"] != "not claimed"]
             programs = [one["verdict"] for one in claimed if one["check"].startswith(PROGRAM)]
@@ -32,10 +32,10 @@ def show_failures(found: Mapping[str, Any]) -> None:
 def failures(found: Mapping[str, Any]) -> list[str]:
     """Return a sentence for every claim that is not kept, those that failed alike together; of programs the names.
 
-    Then one for each candidate that could not be examined.
+    Then one for each Muon that could not be examined.
     """
     told, absent = [], []
-    for name, report in found["candidates"].items():
+    for name, report in found["muons"].items():
         if "checks" not in report:
             absent.append(f"{name}: {report.get('missing') or report['broken']}")
             continue

@@ -42,7 +42,7 @@ class ExaminedMuon(NamedTuple):
     clone: str = ""
 
 
-CANDIDATES = {
+EXAMINED = {
     "ours: Muon": ExaminedMuon("muon_conformance.ours:muon"),
     "ours: MuonW": ExaminedMuon("muon_conformance.ours:muonw"),
     "ours: DistributedMuon": ExaminedMuon("muon_conformance.ours:distributed_muon"),

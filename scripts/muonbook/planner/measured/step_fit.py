@@ -34,11 +34,11 @@ Constants = Mapping[str, float]  # by the names in MEANINGS
 
 
 class TimedStep(NamedTuple):
-    """One entrant's step in one world. asked: as `timed_worlds.asked` has it. seconds: of the slowest rank, the lower
+    """One baseline's step in one world. asked: as `timed_worlds.asked` has it. seconds: of the slowest rank, the lower
     quartile of all rounds."""
 
     world: str
-    entrant: str
+    baseline: str
     held_out: bool
     rate_mbit: float | None
     cores: int
@@ -102,11 +102,11 @@ def timed(found: Mapping[str, Any]) -> list[TimedStep]:
     """Return the measured steps of book/results/planner.json."""
     return [
         TimedStep(
-            world["title"], entrant, world["held_out"] or entrant in found["held_out_entrants"], world["rate_mbit"],
+            world["title"], baseline, world["held_out"] or baseline in found["held_out_baselines"], world["rate_mbit"],
             found["cores"], told["asked"], told["seconds"]["quartiles"][0],
         )
         for world in found["worlds"]
-        for entrant, told in world["entrants"].items()
+        for baseline, told in world["baselines"].items()
     ]  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def errors_of(steps: Sequence[TimedStep], constants: Constants) -> dict[str, Any
     return {
         "steps": len(every),
         "worst": max(every),
-        "worst_of": f"{worst.entrant}, {worst.world}",
+        "worst_of": f"{worst.baseline}, {worst.world}",
         "median": statistics.median(every),
         "within_25_percent": sum(each <= 0.25 for each in every),
     }

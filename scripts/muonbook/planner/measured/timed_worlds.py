@@ -1,5 +1,5 @@
-"""What ranks do for `worlds`: they plan a large world on the clock, or entrants take training steps in turn; and what a
-plan says of each step before: operations, elements, messages and bytes.
+"""What ranks do for `worlds`: they plan a large world on the clock, or baselines take training steps in turn; and what
+a plan says of each step before: operations, elements, messages and bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.ledger import Ledger
 from distmuon.verify.counter import CollectiveCounter
 from muonbook.measure import interleaved_timing
-from muonbook.measure.baselines import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
+from muonbook.measure.trainers import Trainer, make_fsdp2, make_strategy, make_zero1, predict_activations
 from muonbook.measure.workload import Workload, batches, pixels
 from muonbook.planner.cost_model import demand
 from muonbook.planner.model_shapes import MODELS
@@ -44,16 +44,16 @@ def plan_the_largest(world: World) -> dict[str, float]:
     return {"seconds": time.monotonic() - began, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
 
-def time_steps(world: World, workload: Workload, entrants: Sequence[str], rounds: int) -> dict[str, dict[str, Any]]:
-    """Let the entrants take training steps in turn for `rounds` rounds, after one that makes state and buckets.
+def time_steps(world: World, workload: Workload, baselines: Sequence[str], rounds: int) -> dict[str, dict[str, Any]]:
+    """Let the baselines take training steps in turn for `rounds` rounds, after one that makes state and buckets.
 
-    Return per entrant this rank's "seconds", its "sent_bytes" as torch's dispatcher counted them, the
+    Return per baseline this rank's "seconds", its "sent_bytes" as torch's dispatcher counted them, the
     "predicted_bytes", and what the plan says it is "asked".
     """
     grid = Grid.of(world)
     batch = next(batches(workload, pixels(grid, workload.context), world.dp, grid.dp.rank))
-    found = timed({name: make(name, workload, grid) for name in entrants}, batch, rounds)
-    for name in entrants:
+    found = timed({name: make(name, workload, grid) for name in baselines}, batch, rounds)
+    for name in baselines:
         part, ledger = planned(name, workload, grid)
         found[name]["predicted_bytes"] = ledger.total().sent_bytes
         found[name]["asked"] = asked(part, ledger, workload, grid)
@@ -77,7 +77,7 @@ def timed(trainers: Mapping[str, Trainer], batch: tuple[Tensor, Tensor], rounds:
 
 
 def make(name: str, workload: Workload, grid: Grid) -> Trainer:
-    """Return an entrant at work: "adamw", "muonw", or a strategy's name."""
+    """Return a baseline at work: "adamw", "muonw", or a strategy's name."""
     if name == "muonw":
         return make_fsdp2(workload, grid, muonw=True)
     if name == "adamw":
@@ -86,7 +86,7 @@ def make(name: str, workload: Workload, grid: Grid) -> Trainer:
 
 
 def planned(name: str, workload: Workload, grid: Grid) -> tuple[Zero1Part | FsdpPart, Ledger]:
-    """Return the planner's part for an entrant, and what this rank will send in a step."""
+    """Return the planner's part for a baseline, and what this rank will send in a step."""
     dp, tp = grid.dp.size, grid.tp.size
     _, muon, model = workload.plan(dp, tp)
     ledger = predict_activations(model, workload, dp, tp)

@@ -17,8 +17,8 @@ from muonbook.measure.workload import Workload
 from muonbook.planner.measured import step_fit
 
 TIMED = "muonbook.planner.measured.timed_worlds"
-ENTRANTS = ("adamw", "gather_all", "gather_cut", "owner", "muonw")
-HELD_OUT_ENTRANTS = ("gather_cut",)
+BASELINES = ("adamw", "gather_all", "gather_cut", "owner", "muonw")
+HELD_OUT_BASELINES = ("gather_cut",)
 SEQUENCES = 8  # of a step, over all DP ranks
 PASSES = 4  # over all worlds, in another order: whoever else computes on this machine, comes and goes
 Ranks = Sequence[dict[str, dict[str, Any]]]  # what `time_steps` returned, by rank
@@ -71,7 +71,7 @@ def measure(quick: bool) -> dict[str, Any]:
     if obstacle is not None:
         print(f"Worlds are left out: {obstacle}")
         return found
-    found["held_out_entrants"] = list(HELD_OUT_ENTRANTS)
+    found["held_out_baselines"] = list(HELD_OUT_BASELINES)
     worlds, passes = (QUICK, 1) if quick else (WORLDS, PASSES)
     told: dict[str, list[Ranks]] = {world.title: [] for world in worlds}
     for number in range(passes):
@@ -87,13 +87,13 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def _timed(world: MeasuredWorld, rounds: int) -> Ranks:
     workload = Workload(width=world.width, layers=world.layers, sequences=SEQUENCES)
-    entrants = [name for name in ENTRANTS if name != "muonw" or world.tp == 1]  # it knows DTensors, not our TP layers
-    given, link = (workload, entrants, rounds), network_emulation.Link(world.rate_mbit)
+    baselines = [name for name in BASELINES if name != "muonw" or world.tp == 1]  # it knows DTensors, not our TP layers
+    given, link = (workload, baselines, rounds), network_emulation.Link(world.rate_mbit)
     return network_emulation.run(f"{TIMED}:time_steps", given, dp=world.dp, tp=world.tp, link=link)
 
 
 def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:
-    """Return "entrants" of a world, from all passes: the slowest rank's seconds by round, the most a rank is asked."""
+    """Return "baselines" of a world, from all passes: the slowest rank's seconds by round, the most a rank is asked."""
     seconds = {name: [time for ranks in passes for time in _slowest(ranks, name)] for name in passes[0][0]}
     told = {}
     for name in seconds:
@@ -103,7 +103,7 @@ def _pooled(passes: Sequence[Ranks]) -> dict[str, Any]:
             "asked": {key: max(rank["asked"][key] for rank in ranks) for key in ranks[0]["asked"]},
             "bytes_as_predicted": all(rank["sent_bytes"] == rank["predicted_bytes"] for rank in ranks),
         }
-    return {"entrants": told}
+    return {"baselines": told}
 
 
 def _slowest(ranks: Ranks, name: str) -> list[float]:
@@ -120,7 +120,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     for step in step_fit.timed(found):
         off, model = step_fit.error(found["constants"], step), step_fit.seconds(found["constants"], step)
         mark = "held out" if step.held_out else "fitted"
-        told.append(f"{step.seconds:>8.3f} s{model:>8.3f} s{off:>+8.0%}  {mark:8s}  {step.entrant}, {step.world}")
+        told.append(f"{step.seconds:>8.3f} s{model:>8.3f} s{off:>+8.0%}  {mark:8s}  {step.baseline}, {step.world}")
     errors = found["errors"]
     return [
         *told,

@@ -9,7 +9,8 @@
     make_muon_fsdp2  reduce-scatter  1/D by rows, torch.optim.Muon         torch: FSDP2, DTensor
     make_fsdp2       reduce-scatter  1/D by rows, AdamW or MuonW           torch: FSDP2, DTensor
 
-`muonbook.contenders` has what part III says of each. Chapter 6 wraps as they do. DDP reduces all gradients in one call.
+`muonbook.runnable_baselines` has what part III says of each. Chapter 6 wraps as they do. DDP reduces all gradients in
+one call.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from distmuon.sharding.layout import ITEM_BYTES
 from distmuon.sharding.ledger import Ledger
 from distmuon.sharding.tensor_parallel import load_slices
 from distmuon.verify import model_states
-from distmuon.verify.prediction import predict_step
 from muonbook.measure.workload import Workload
 
 SAME_EVERYWHERE: dict[str, Any] = dict(compute_dtype=torch.float32, ns_form="standard")  # for counts of Muon
@@ -45,7 +45,7 @@ ONE_BUCKET = 1e4  # MB: larger than any gradient here, so that DDP sends all of 
 
 @dataclass
 class Trainer:
-    """A way to train at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
+    """A baseline at work on one rank. model: called with token ids. optimizers: stepped one after the other."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
@@ -216,16 +216,3 @@ def predict_torch_zero(workload: Workload, dp: int, tp: int, place: tuple[int, i
     for spec in layout.specs:
         ledger.record("broadcast", "dp", dp, spec.numel * ITEM_BYTES[spec.dtype], "parameters")
     return ledger
-
-
-def _predict_ours(algorithm: str) -> Callable[[Workload, int, int, int], Ledger]:
-    def predict(workload: Workload, dp: int, tp: int, dp_rank: int) -> Ledger:
-        layout, muon, model = workload.plan(dp, tp, algorithm)
-        ledger = predict_activations(model, workload, dp, tp)
-        ledger.add(predict_step(layout, tp, dp_rank, muon, gather_dtype=workload.gather_dtype))
-        return ledger
-
-    return predict
-
-
-predict_zero1, predict_muon = _predict_ours("adamw"), _predict_ours("muon")

@@ -1,9 +1,9 @@
-"""Try every schedule of Newton–Schulz, in every form and in half precision, on chapter 16's spectra, at two shapes.
+"""Try all published coefficients of Newton–Schulz, in every form, in half precision, on chapter 16's spectra.
 
 What each costs is counted, and timed in turns in float32, which every processor multiplies at full speed.
 
-python scripts/tools schedules
-python scripts/tools schedules --quick --json out/quick/schedules.json
+python scripts/tools ns_coefficients
+python scripts/tools ns_coefficients --quick --json out/quick/ns_coefficients.json
 """
 
 from muonbook.measure import interleaved_timing, results
@@ -15,24 +15,24 @@ RANK_ONE = "rank 1"
 
 
 def forms():
-    """Return name -> how (X in float32 with norm 1, schedule) is iterated in half precision."""
+    """Return name -> how (X in float32 with norm 1, coefficients) is iterated in half precision."""
     import torch
 
     from distmuon.optim.gram import HALF_SCALE, gram_iterate_, half_gram_iterate
     from distmuon.optim.newton_schulz import _iterate
 
     return {
-        "standard, bf16": lambda x, schedule: _iterate(x.bfloat16(), schedule),
-        "centred Gram, bf16": lambda x, schedule: gram_iterate_(x.bfloat16(), schedule),
-        "Gram, fp16": lambda x, schedule: half_gram_iterate((HALF_SCALE * x).to(torch.float16), schedule),
-        "Gram, fp16, restart as published": lambda x, schedule: half_gram_iterate(
-            (HALF_SCALE * x).to(torch.float16), schedule, restarts={2}
+        "standard, bf16": lambda x, coefficients: _iterate(x.bfloat16(), coefficients),
+        "centred Gram, bf16": lambda x, coefficients: gram_iterate_(x.bfloat16(), coefficients),
+        "Gram, fp16": lambda x, coefficients: half_gram_iterate((HALF_SCALE * x).to(torch.float16), coefficients),
+        "Gram, fp16, restart as published": lambda x, coefficients: half_gram_iterate(
+            (HALF_SCALE * x).to(torch.float16), coefficients, restarts={2}
         ),
-        "Gram, bf16": lambda x, schedule: half_gram_iterate((HALF_SCALE * x).bfloat16(), schedule),
+        "Gram, bf16": lambda x, coefficients: half_gram_iterate((HALF_SCALE * x).bfloat16(), coefficients),
     }
 
 
-def schedules():
+def published():
     """Return name -> its quintics, as many as it is used with. The last is that of the published Gram form."""
     from distmuon.optim.coefficients import AS_A_WHOLE, POLAR_EXPRESS, SCHEDULES, quintics
 
@@ -42,8 +42,8 @@ def schedules():
 
 
 def errors(*shapes):
-    """Return {schedule: {form: {(spectrum, shape): error}}}, relative in the Frobenius norm to float64."""
-    found: dict = {name: {form: {} for form in forms()} for name in schedules()}
+    """Return {name: {form: {(spectrum, shape): error}}}, relative in the Frobenius norm to float64."""
+    found: dict = {name: {form: {} for form in forms()} for name in published()}
     for shape in shapes:
         for name, by_form in errors_of(shape).items():
             for form, by_spectrum in by_form.items():
@@ -52,7 +52,7 @@ def errors(*shapes):
 
 
 def errors_of(shape):
-    """Return {schedule: {form: {spectrum: error}}} for matrices of one shape."""
+    """Return {name: {form: {spectrum: error}}} for matrices of one shape."""
     import torch
 
     from distmuon.optim.newton_schulz import unit_frobenius_
@@ -61,16 +61,16 @@ def errors_of(shape):
     m, n = shape
     draw = torch.Generator().manual_seed(m + n)
     u, v = (torch.linalg.qr(torch.randn(k, m, generator=draw, dtype=torch.float64)).Q for k in (m, n))
-    found: dict = {name: {form: {} for form in forms()} for name in schedules()}
+    found: dict = {name: {form: {} for form in forms()} for name in published()}
     for spectrum, values in spectra(m).items():
         x = unit_frobenius_((u * values) @ v.mT).float()
-        for name, schedule in schedules().items():
+        for name, coefficients in published().items():
             exact = values / values.norm()
-            for a, b, c in schedule:
+            for a, b, c in coefficients:
                 exact = a * exact + b * exact**3 + c * exact**5
             wanted = (u * exact) @ v.mT
             for form, iterate in forms().items():
-                error = float((iterate(x, schedule).double() - wanted).norm() / exact.norm())
+                error = float((iterate(x, coefficients).double() - wanted).norm() / exact.norm())
                 found[name][form][spectrum] = error if error < float("inf") else None
     return found
 
@@ -91,7 +91,7 @@ def judged(found):
             ]
             rows.append(
                 {
-                    "schedule": name,
+                    "coefficients": name,
                     "form": form,
                     "spectra": len(by_spectrum),
                     "fails": len(failed),
@@ -103,17 +103,17 @@ def judged(found):
 
 
 def costs(rounds):
-    """Return {schedule: steps, products, operations of [1024, 4096], seconds over Jordan's}, in the standard form."""
+    """Return {name: steps, products, operations of [1024, 4096], seconds over Jordan's}, in the standard form."""
     import torch
 
     from distmuon.optim.newton_schulz import flops
 
     found: dict = {}
-    for name, schedule in schedules().items():
+    for name, coefficients in published().items():
         found[name] = {
-            "steps": len(schedule),
-            "products": sum(2 + (c != 0) for _, _, c in schedule),
-            "flops": flops((1024, 4096), len(schedule), coefficients=schedule),
+            "steps": len(coefficients),
+            "products": sum(2 + (c != 0) for _, _, c in coefficients),
+            "flops": flops((1024, 4096), len(coefficients), coefficients=coefficients),
         }
     for shape in TIMED:
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -130,8 +130,8 @@ def act(x, name):
 
     from distmuon.optim.newton_schulz import newton_schulz
 
-    schedule = schedules()[name]
-    return lambda: newton_schulz(x, len(schedule), schedule, compute_dtype=torch.float32, form="standard")
+    coefficients = published()[name]
+    return lambda: newton_schulz(x, len(coefficients), coefficients, compute_dtype=torch.float32, form="standard")
 
 
 def main():
@@ -139,7 +139,7 @@ def main():
     shapes = QUICK_SHAPES if arguments.quick else SHAPES
     rows = judged(errors(*shapes))
     for row in rows:
-        print(f"{row['schedule']:20}{row['form']:34}fails {row['fails']:2} of {row['spectra']}", flush=True)
+        print(f"{row['coefficients']:20}{row['form']:34}fails {row['fails']:2} of {row['spectra']}", flush=True)
     taken = costs(3 if arguments.quick else 30)
     for name, cost in taken.items():
         time = cost["time 512x2048"]["median"]

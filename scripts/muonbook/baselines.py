@@ -1,4 +1,4 @@
-"""The ways to train that the book compares: one list of their names and titles. Whatever names or draws one reads here.
+"""The baselines, ways to train that the book compares: one list of names and titles, for whatever names or draws one.
 
 AdamW, and Muon on what does not know of our layouts; then distributed Muon by layout; then MuonW. Imports without
 torch.
@@ -17,25 +17,25 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Way(NamedTuple):
+class Baseline(NamedTuple):
     """title: in every table and figure. strategy: of `distmuon.optim.strategies`, if this is distributed Muon."""
 
     title: str
     strategy: str = ""
 
 
-WAYS = {  # name, as in options and stored results
-    "ddp": Way("AdamW, DDP"),
-    "zero1": Way("AdamW, ZeRO-1"),
-    "torch_zero": Way("AdamW, torch's ZeRO-1"),
-    "adamw_fsdp2": Way("AdamW, FSDP2"),
-    "muon_ddp": Way("Muon, DDP"),
-    "muon_fsdp2": Way("torch Muon, FSDP2"),
-    "muon_single": Way("gather all, per matrix", "gather_all"),
-    "muon": Way("gather all, bucketed", "gather_all"),
-    "muon_flat": Way("gather all, flat", "gather_all"),
-    "muon_cut": Way("gather cut", "gather_cut"),
-    "muon_owner": Way("owner", "owner"),
-    "muonw": Way("MuonW"),
+BASELINES = {  # name, as in options and stored results
+    "ddp": Baseline("AdamW, DDP"),
+    "zero1": Baseline("AdamW, ZeRO-1"),
+    "torch_zero": Baseline("AdamW, torch's ZeRO-1"),
+    "adamw_fsdp2": Baseline("AdamW, FSDP2"),
+    "muon_ddp": Baseline("Muon, DDP"),
+    "muon_fsdp2": Baseline("torch Muon, FSDP2"),
+    "muon_single": Baseline("gather all, per matrix", "gather_all"),
+    "muon": Baseline("gather all, bucketed", "gather_all"),
+    "muon_flat": Baseline("gather all, flat", "gather_all"),
+    "muon_cut": Baseline("gather cut", "gather_cut"),
+    "muon_owner": Baseline("owner", "owner"),
+    "muonw": Baseline("MuonW"),
 }
-TITLES = {name: way.title for name, way in WAYS.items()}
+TITLES = {name: baseline.title for name, baseline in BASELINES.items()}

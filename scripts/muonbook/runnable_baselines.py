@@ -1,4 +1,4 @@
-"""The ways to train that part III counts, weighs and times, each with what can be said of it before it runs.
+"""The baselines that part III counts, weighs and times, each with what can be said of it before it runs.
 
 Some are wrapped in what is torch's; others are our ZeRO-1 AdamW and, by layout, our distributed Muon. AdamW and MuonW
 on FSDP2 keep float32 shards of everything, which a bf16 model casts when it gathers them: parameters are gathered in
@@ -28,18 +28,18 @@ from distmuon.sharding.ledger import Ledger
 from distmuon.verify import model_states
 from distmuon.verify.model_states import ModelStates
 from distmuon.verify.prediction import STATISTICS_BYTES, adamw_temporaries, predict_step, predict_transient
-from muonbook.measure import baselines
-from muonbook.measure.baselines import Trainer, predict_activations
+from muonbook.baselines import BASELINES, TITLES
+from muonbook.measure import trainers
+from muonbook.measure.trainers import Trainer, predict_activations
 from muonbook.measure.workload import Workload
 from muonbook.planner.parts.fsdp_worlds import Dtypes, FsdpPart
 from muonbook.planner.stages import units_of
-from muonbook.ways import TITLES, WAYS
 
 Place = tuple[int, int]  # (dp_rank, tp_rank)
 
 
 @dataclass(frozen=True)
-class Contender:
+class RunnableBaseline:
     """One way to train a `Workload` on a grid.
 
     title: in tables. make: (workload, grid) -> Trainer; collective. states: (workload, dp, tp, dp_rank) -> what that
@@ -70,7 +70,7 @@ class Contender:
         return self.predict is not only_counted
 
     def admits(self, workload: Workload, dp: int, tp: int) -> bool:
-        """Say whether this contender can train `workload` on a dp x tp grid."""
+        """Say whether this baseline can train `workload` on a dp x tp grid."""
         fits = workload.fits(dp, tp) and (self.over_tp or tp == 1)
         return fits and (self.in_float64 or workload.dtype != "float64")
 
@@ -105,8 +105,8 @@ class Sharded(NamedTuple):
 
     def make(self, workload: Workload, grid: Grid) -> Trainer:
         if self.algorithm == "adamw":
-            return baselines.make_zero1(workload, grid)
-        return baselines.make_strategy(workload, grid, self.strategy, self.bucket_size(workload))
+            return trainers.make_zero1(workload, grid)
+        return trainers.make_strategy(workload, grid, self.strategy, self.bucket_size(workload))
 
     def predict(self, workload: Workload, dp: int, tp: int, place: Place) -> Ledger:
         """Return what a rank will send in a step with one micro-batch."""
@@ -129,18 +129,18 @@ class Sharded(NamedTuple):
         dtypes: dict[str, Any] = {"gather_dtype": workload.gather_dtype, "compute_dtype": compute_dtype}
         return predict_transient(layout, tp, dp_rank, muon, self.strategy, foreach=foreach, **dtypes)
 
-    def contender(self) -> Contender:
-        return Contender(
+    def runnable(self) -> RunnableBaseline:
+        return RunnableBaseline(
             self.title, self.make, self.states, self.predict, self.update, ledger=lambda trainer, grid: grid.ledger
         )
 
 
 MUON_LAYOUTS = {
-    "muon_single": Sharded(*WAYS["muon_single"], 1),
-    "muon": Sharded(*WAYS["muon"]),
-    "muon_flat": Sharded(*WAYS["muon_flat"], FLAT),
-    "muon_cut": Sharded(*WAYS["muon_cut"], FLAT),
-    "muon_owner": Sharded(*WAYS["muon_owner"]),
+    "muon_single": Sharded(*BASELINES["muon_single"], 1),
+    "muon": Sharded(*BASELINES["muon"]),
+    "muon_flat": Sharded(*BASELINES["muon_flat"], FLAT),
+    "muon_cut": Sharded(*BASELINES["muon_cut"], FLAT),
+    "muon_owner": Sharded(*BASELINES["muon_owner"]),
 }
 
 
@@ -153,7 +153,7 @@ def _wrapped(
     predict_states: Callable[..., ModelStates],
     predict: Callable[[Workload, int, int, Place], Ledger],
     ddp_alone: bool = False,
-) -> Contender:
+) -> RunnableBaseline:
     """Return AdamW or Muon behind torch's DDP, ZeRO or FSDP2; whole matrices are not cut over TP."""
     algorithm = "muon" if name.startswith("muon") else "adamw"
 
@@ -170,7 +170,7 @@ def _wrapped(
 
     bound = None if predict_states is model_states.predict_rows else update  # where DTensor decides
     over_tp = algorithm == "adamw"
-    return Contender(TITLES[name], make, states, predict, bound, over_tp=over_tp, ddp_alone=ddp_alone)
+    return RunnableBaseline(TITLES[name], make, states, predict, bound, over_tp=over_tp, ddp_alone=ddp_alone)
 
 
 def _whole_matrices(specs: list[ParamSpec], compute: int) -> int:
@@ -210,13 +210,13 @@ def _of_muonw(trainer: Trainer, grid: Grid) -> Ledger:
     return optimizer.ledger
 
 
-def _on_fsdp2(title: str, algorithm: str) -> Contender:
+def _on_fsdp2(title: str, algorithm: str) -> RunnableBaseline:
     """Return AdamW or MuonW on FSDP2, layer by layer."""
     part = partial(_fsdp_part, algorithm=algorithm)
 
     def make(workload: Workload, grid: Grid) -> Trainer:
         policy = MixedPrecisionPolicy(param_dtype=workload.torch_dtype, reduce_dtype=torch.float32)
-        return baselines.make_fsdp2(replace(workload, dtype="float32"), grid, algorithm == "muon", mp_policy=policy)
+        return trainers.make_fsdp2(replace(workload, dtype="float32"), grid, algorithm == "muon", mp_policy=policy)
 
     def states(workload: Workload, dp: int, tp: int, dp_rank: int) -> ModelStates:
         return {kind: int(column[dp_rank]) for kind, column in part(workload, dp).states().items()}
@@ -237,21 +237,23 @@ def _on_fsdp2(title: str, algorithm: str) -> Contender:
         return elementwise + int(planned.step_bytes(ITEM_BYTES[compute_dtype])[dp_rank])
 
     written = _of_muonw if algorithm == "muon" else None
-    return Contender(title, make, states, predict, update, written, _fsdp2_gathers, over_tp=False, in_float64=False)
+    return RunnableBaseline(
+        title, make, states, predict, update, written, _fsdp2_gathers, over_tp=False, in_float64=False
+    )
 
 
 # ---- All of them ------------------------------------------------------------------------------------------
 
 WHOLE, PARTITION = model_states.predict_replicas, model_states.predict_partition
-CONTENDERS: dict[str, Contender] = {
-    "ddp": _wrapped("ddp", baselines.make_ddp, WHOLE, baselines.predict_ddp, ddp_alone=True),
-    "zero1": Sharded(TITLES["zero1"], "gather_all", algorithm="adamw").contender(),
-    "torch_zero": _wrapped("torch_zero", baselines.make_torch_zero, PARTITION, baselines.predict_torch_zero),
-    "muon_single": MUON_LAYOUTS["muon_single"].contender(),
-    "muon": MUON_LAYOUTS["muon"].contender(),
-    "muon_ddp": _wrapped("muon_ddp", baselines.make_muon_ddp, WHOLE, baselines.predict_ddp, ddp_alone=True),
-    "muon_fsdp2": _wrapped("muon_fsdp2", baselines.make_muon_fsdp2, model_states.predict_rows, only_counted),
-    **{name: MUON_LAYOUTS[name].contender() for name in ("muon_flat", "muon_cut", "muon_owner")},
+RUNNABLE: dict[str, RunnableBaseline] = {
+    "ddp": _wrapped("ddp", trainers.make_ddp, WHOLE, trainers.predict_ddp, ddp_alone=True),
+    "zero1": Sharded(TITLES["zero1"], "gather_all", algorithm="adamw").runnable(),
+    "torch_zero": _wrapped("torch_zero", trainers.make_torch_zero, PARTITION, trainers.predict_torch_zero),
+    "muon_single": MUON_LAYOUTS["muon_single"].runnable(),
+    "muon": MUON_LAYOUTS["muon"].runnable(),
+    "muon_ddp": _wrapped("muon_ddp", trainers.make_muon_ddp, WHOLE, trainers.predict_ddp, ddp_alone=True),
+    "muon_fsdp2": _wrapped("muon_fsdp2", trainers.make_muon_fsdp2, model_states.predict_rows, only_counted),
+    **{name: MUON_LAYOUTS[name].runnable() for name in ("muon_flat", "muon_cut", "muon_owner")},
     "adamw_fsdp2": _on_fsdp2(TITLES["adamw_fsdp2"], "adamw"),
     "muonw": _on_fsdp2(TITLES["muonw"], "muon"),
 }
@@ -260,6 +262,6 @@ ZERO1 = ("zero1", "muon_single", "muon", "muon_flat", "muon_cut", "muon_owner")
 TRIED = (*ZERO1, "adamw_fsdp2", "muonw")
 
 
-def admitted(workload: Workload, dp: int, tp: int, names: Collection[str] = CONTENDERS) -> list[str]:
+def admitted(workload: Workload, dp: int, tp: int, names: Collection[str] = RUNNABLE) -> list[str]:
     """Return those that can train this workload on this grid."""
-    return [name for name in names if CONTENDERS[name].admits(workload, dp, tp)]
+    return [name for name in names if RUNNABLE[name].admits(workload, dp, tp)]
