@@ -145,7 +145,7 @@ def test_words_lead_to_the_strips_of_the_rank_that_they_speak_of() -> None:
 def test_a_stem_stands_on_the_middle_of_its_bracket() -> None:
     step = a_step()
     figure = draw_timeline({"one": step}, WHOLE, callouts={"one": figures.of_adamw(step)})
-    lines = [line.get_xydata() for line in figure.axes[0].lines]
+    lines = [np.asarray(line.get_xydata()) for line in figure.axes[0].lines]
     brackets = [line for line in lines if len(line) == 4]
     assert len(brackets) == 3
     for bracket in brackets:
