@@ -52,7 +52,7 @@ def main():
         return run_job(arguments, "muonbook.ch12.four_counts:count", (workloads,), dp, tp, shape)
     from muonbook.ch12 import byte_counts
 
-    return 0 if byte_counts.report_ratios(byte_counts.algorithms_on(dp, tp, shape)) else 1
+    return 0 if byte_counts.report_ratios(byte_counts.compared_on(dp, tp, shape)) else 1
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import stored_pages
 
 from distmuon.optim.newton_schulz import flops
 from muonbook.measure import results
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import ADAPTER, INFINIBAND, PEAK_FLOPS
 from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.planned_baselines import PLANNED_BASELINES
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
 from tools.pages import envelope_parts, roofline_picture
@@ -23,16 +23,16 @@ from tools.pages.envelope_parts import in_bytes, percent
 
 PAGE = (stored_pages.ROOT / "book" / "envelope.md").read_text(encoding="utf-8")
 TOKENS = 1 << 22
-PLANNED = {"gather_all": "flat", "gather_cut": "flat_cut", "owner": "owner", "muonw": "muonw"}
+PLANNED = {"gather_all": "muon_flat", "gather_cut": "muon_cut", "owner": "muon_owner", "muonw": "muonw"}
 GRIDS = [(8, 1), (16, 4), (256, 1)]
 PADDED = [("owner", 128, 4), ("owner", 1024, 1)]  # the shards of the last are seven times as long as the matrices
 
 
 @cache
 def planned(model: str, dp: int, tp: int, pp: int, layout: str, adamw: bool = False) -> WorldPlan:
-    algorithm = ALGORITHMS[PLANNED[layout]]
+    baseline = PLANNED_BASELINES[PLANNED[layout]]
     setting = WorldSetting(MODELS[model], Degrees(dp, tp, pp, 1), tokens=TOKENS)
-    return WorldPlan(setting.by(algorithm.adamw if adamw else algorithm))
+    return WorldPlan(setting.by(baseline.adamw if adamw else baseline))
 
 
 def step(model: str, dp: int, tp: int, pp: int, layout: str) -> Step:

@@ -107,7 +107,7 @@ def count_optimizers(world: World, workload: Workload) -> dict[str, int]:
     return found
 
 
-def algorithms_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
+def compared_on(dp: int, tp: int, shape: str = "even") -> list[dict[str, Any]]:
     """Return one row per baseline of COMPARED on this grid, in the paper's dtypes, means over ranks.
 
     sent: bytes, counted. over_zero1: of all parameters, counted. Of Muon's layouts also s, ratio: of matrices alone,
@@ -257,7 +257,7 @@ def measure(quick: bool, obstacle: str | None) -> dict[str, Any]:
     return {
         "counted": counted,
         "ratios": [row for dp, tp in ratio_grids for row in ratios_on(dp, tp)],
-        "algorithms": [row for dp, tp in ratio_grids for row in algorithms_on(dp, tp)],
+        "compared": [row for dp, tp in ratio_grids for row in compared_on(dp, tp)],
         "fsdp2": [fsdp2_on(dp) for dp in fsdp2],
         "header_bytes": network_emulation.HEADER,
         "obstacle": obstacle,

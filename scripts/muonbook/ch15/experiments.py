@@ -12,34 +12,34 @@ from distmuon.sharding.layout import ParamSpec
 from muonbook.measure import results
 from muonbook.measure.trainers import predict_activations
 from muonbook.measure.workload import Workload
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices import Compared, compared
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import OwnedWorld
 from muonbook.planner.parts.every_rank import Zero1Part
+from muonbook.planner.planned_baselines import PLANNED_BASELINES
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldSetting
 from muonbook.runnable_baselines import RUNNABLE
 
-ON_ZERO1 = ("bucketed", "flat", "flat_cut", "owner")  # of ALGORITHMS
+ON_ZERO1 = ("muon", "muon_flat", "muon_cut", "muon_owner")  # of PLANNED_BASELINES
 
 
 def planned(model: str, dp: int, tp: int, tokens: int) -> dict[str, Compared]:
     """Return {name: a plan beside AdamW's} of the four layouts on ZeRO-1, with activations recomputed."""
     world = WorldSetting(MODELS[model], Degrees(dp, tp), tokens=tokens, recompute=True)
-    return {name: each for name, each in zip(ALGORITHMS, compared(world), strict=True) if name in ON_ZERO1}
+    return {name: each for name, each in zip(PLANNED_BASELINES, compared(world), strict=True) if name in ON_ZERO1}
 
 
 def step_ratios(plans: dict[str, Compared]) -> dict[str, float]:
     """Return {title: a step of Muon over one of AdamW}."""
-    return {each.algorithm.title: each.over_adamw for each in plans.values()}
+    return {each.baseline.title: each.over_adamw for each in plans.values()}
 
 
 def share_of_passes(plans: dict[str, Compared]) -> dict[str, float]:
     """Return Newton–Schulz over forward and backward without recomputing, in per cent, in three steps of the bucketed
     layout: each matrix once, all that repeat it, and with the wait for the slowest rank of every bucket."""
-    bucketed, owner = plans["bucketed"].muon, plans["owner"].muon
+    bucketed, owner = plans["muon"].muon, plans["muon_owner"].muon
     passes, flops = owner.seconds["forward, backward"] * 6 / 8, owner.setting.fabric.flops_per_second
     return {
         "each matrix once": 100 * owner.flops[0] / flops / passes,
@@ -53,7 +53,7 @@ def surveyed() -> tuple[dict[str, Any], dict[tuple[str, int, str], dict[str, Any
     the plan on the quickest grid}."""
     found = results.load("worlds")
     cells = (each for each in found["cells"] if (each["tokens"], each["fabric"]) == (1 << 22, "nvlink_infiniband"))
-    return found, {(each["model"], each["ranks"], each["algorithm"]): each for each in cells}
+    return found, {(each["model"], each["ranks"], each["baseline"]): each for each in cells}
 
 
 def predicted_bytes(workload: Workload, dp: int, tp: int) -> tuple[float, float]:
@@ -68,7 +68,7 @@ def predicted_bytes(workload: Workload, dp: int, tp: int) -> tuple[float, float]
 
 
 class Repeats(NamedTuple):
-    """An algorithm's ranks. busy: [T, D] bool, those that orthogonalize the matrix; mean: of all matrices, how many
+    """A baseline's ranks. busy: [T, D] bool, those that orthogonalize the matrix; mean: of all matrices, how many
     ranks do the same one, weighted by operations."""
 
     title: str
@@ -85,15 +85,15 @@ class Repeats(NamedTuple):
         return int(self.busy.any(axis=0).sum())
 
 
-def repeats(model: str, dp: int, tp: int, matrix: str, algorithms: Sequence[str]) -> list[Repeats]:
-    """Lay a model out by some of `ALGORITHMS` and look one of its matrices up."""
+def repeats(model: str, dp: int, tp: int, matrix: str, baselines: Sequence[str]) -> list[Repeats]:
+    """Lay a model out by some of `PLANNED_BASELINES` and look one of its matrices up."""
     specs, indices = specs_of(MODELS[model], tp)
     (named,) = (index for index in indices if specs[index].name == matrix)
-    return [_repeats(name, specs, indices, dp, tp, named) for name in algorithms]
+    return [_repeats(name, specs, indices, dp, tp, named) for name in baselines]
 
 
 def _repeats(name: str, specs: Sequence[ParamSpec], indices: frozenset[int], dp: int, tp: int, index: int) -> Repeats:
-    part = ALGORITHMS[name].lay_out(specs, indices, dp, tp)
+    part = PLANNED_BASELINES[name].lay_out(specs, indices, dp, tp)
     assert isinstance(part, Zero1Part)
     world, busy = part.world, np.zeros((tp, dp), bool)
     if isinstance(world, OwnedWorld):
@@ -103,4 +103,4 @@ def _repeats(name: str, specs: Sequence[ParamSpec], indices: frozenset[int], dp:
     else:
         (found,) = (row for _, rows in world.matrices for row in rows if row.place == index)
         busy[:, found.slice] = True
-    return Repeats(ALGORITHMS[name].title, busy, world.redundancy)
+    return Repeats(PLANNED_BASELINES[name].title, busy, world.redundancy)

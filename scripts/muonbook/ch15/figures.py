@@ -14,7 +14,7 @@ from muonbook.ch15.experiments import Repeats
 from muonbook.figures.plots import describe_bars, draw_bars, head
 from muonbook.figures.style import ACCENT, CARD, INK, MARGIN, MUTED, ROW, WIDTH, Block, card, mix, put
 
-SHOWN = ("bucketed", "flat", "owner")  # gather cut is laid out as gather all, flat is
+SHOWN = ("muon", "muon_flat", "muon_owner")  # gather cut is laid out as gather all, flat is
 HIGH = 4.6  # a rank
 ACROSS = WIDTH - 2 * MARGIN
 FINEST = 2.0  # how wide a rank must be for lines between ranks

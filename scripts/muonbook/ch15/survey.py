@@ -1,6 +1,6 @@
-"""The survey of planned worlds, one dict for book/results/worlds.json: models x ranks x links x batches x algorithms.
+"""The survey of planned worlds, one dict for book/results/worlds.json: models x ranks x links x batches x baselines.
 
-Every algorithm stands beside AdamW, laid out alike on the same grid. All parameters share their buffers, experts as
+Every baseline stands beside AdamW, laid out alike on the same grid. All parameters share their buffers, experts as
 well: no rank keeps only some of them. There is one pipeline stage, activations are recomputed, and nothing overlaps.
 Beside it the world in which a claim was made, with Moonlight's own batches. Deterministic; no process is started.
 """
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distmuon.optim.newton_schulz import flops
-from muonbook.planner.algorithms import ALGORITHMS, Algorithm
 from muonbook.planner.fabrics import FABRICS, Fabric
 from muonbook.planner.model_shapes import MODELS, SURVEYED
+from muonbook.planner.planned_baselines import PLANNED_BASELINES, PlannedBaseline
 from muonbook.planner.planned_worlds import grids, specs_of
 from muonbook.planner.stages import Degrees, stages
 from muonbook.planner.world_plan import GATHERS, StagePlan, WorldSetting, short
@@ -27,7 +27,7 @@ SQUARES = (16, 64)  # for "DP = TP" alone
 WORLDS = (16, 32, 64, 128, 512, 1024, 4096)
 TOKENS = (1 << 20, 1 << 22, 1 << 24)  # of all ranks, per step
 QUICK = (("gpt2", "llama3_8b"), (32, 1024), (1 << 22,))
-CLAIMED = ("bucketed", "flat_cut")  # of ALGORITHMS, those about which something was claimed
+CLAIMED = ("muon", "muon_cut")  # of PLANNED_BASELINES, those about which something was claimed
 CLAIMED_SHARE = 0.03  # at most, of forward and backward: Moonlight (Liu et al. 2025, section 2.3)
 MOONLIGHT_RANKS = (16, 32, 64, 128, 256)
 MOONLIGHT_TOKENS = (2048 * 8192, 4096 * 8192)  # per step: Liu et al. 2025, section 3.3
@@ -45,7 +45,7 @@ def survey(quick: bool = False) -> dict[str, Any]:
             layouts += layouts_of(model, ranks) if ranks not in SQUARES else []
             cells += cells_of(model, ranks, tokens)
     return {
-        "algorithms": {name: each.title for name, each in ALGORITHMS.items()},
+        "baselines": {name: each.title for name, each in PLANNED_BASELINES.items()},
         "models": {name: _model(name) for name in models},
         "layouts": layouts,
         "cells": cells,
@@ -76,12 +76,12 @@ def layouts_of(model: str, ranks: int) -> list[dict[str, Any]]:
     specs, indices = specs_of(MODELS[model], 1)
     found = []
     for name in CLAIMED:
-        muon = ALGORITHMS[name].lay_out(specs, indices, ranks, 1)
-        adamw = ALGORITHMS[name].adamw.lay_out(specs, indices, ranks, 1)
+        muon = PLANNED_BASELINES[name].lay_out(specs, indices, ranks, 1)
+        adamw = PLANNED_BASELINES[name].adamw.lay_out(specs, indices, ranks, 1)
         mine, theirs = (sum(float(each.mean()) for each in part.sent().values()) for part in (muon, adamw))
         once = sum(flops(specs[index].shape) for index in indices)
         repeats = {"repeats": short(float(muon.flops().sum()) / once)}
-        found.append({"model": model, "ranks": ranks, "algorithm": name, "over_zero1": short(mine / theirs)} | repeats)
+        found.append({"model": model, "ranks": ranks, "baseline": name, "over_zero1": short(mine / theirs)} | repeats)
     return found
 
 
@@ -126,12 +126,12 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=16)  # the flat layouts share AdamW's
-def laid_out(model: str, dp: int, tp: int, algorithm: Algorithm, recompute: bool = True) -> StagePlan:
-    """Return a model on a grid by one algorithm. Raises ValueError for a T that the model cannot take."""
+def laid_out(model: str, dp: int, tp: int, baseline: PlannedBaseline, recompute: bool = True) -> StagePlan:
+    """Return a model on a grid by one baseline. Raises ValueError for a T that the model cannot take."""
     shape = MODELS[model]
     (whole,) = stages(shape, 1, 1)
-    setting = WorldSetting(shape, Degrees(dp, tp), recompute=recompute).by(algorithm)
-    return StagePlan(setting, whole, {"": algorithm.lay_out(*specs_of(shape, tp), dp, tp)})
+    setting = WorldSetting(shape, Degrees(dp, tp), recompute=recompute).by(baseline)
+    return StagePlan(setting, whole, {"": baseline.lay_out(*specs_of(shape, tp), dp, tp)})
 
 
 def fits(planned: StagePlan) -> bool:
@@ -141,11 +141,11 @@ def fits(planned: StagePlan) -> bool:
     return kept + planned.activations.held_bytes(1) + part.passing_bytes <= planned.setting.device.memory_bytes
 
 
-def step_of(model: str, dp: int, tp: int, algorithm: Algorithm, fabric: Fabric, recompute: bool = True) -> Step:
+def step_of(model: str, dp: int, tp: int, baseline: PlannedBaseline, fabric: Fabric, recompute: bool = True) -> Step:
     """Return the step in which every DP rank has one sequence."""
     muon, adamw = (
         StagePlan(replace(each.setting, network=fabric), each.weights, each.parts)
-        for each in (laid_out(model, dp, tp, how, recompute) for how in (algorithm, algorithm.adamw))
+        for each in (laid_out(model, dp, tp, how, recompute) for how in (baseline, baseline.adamw))
     )
     passes = muon.pass_seconds()
     gathers = passes.pop(GATHERS, 0.0)
@@ -177,16 +177,16 @@ def square_cost(took: Mapping[int, float], ranks: int) -> float | None:
 
 
 def cells_of(model: str, ranks: int, batches: Iterable[int]) -> list[dict[str, Any]]:
-    """Return one row per algorithm, fabric and batch: which T is best, and what Muon adds there."""
+    """Return one row per baseline, fabric and batch: which T is best, and what Muon adds there."""
     found = []
-    for name, algorithm in ALGORITHMS.items():
+    for name, baseline in PLANNED_BASELINES.items():
         every = [tp for _, tp in grids(MODELS[model], ranks)]
-        roomy = [tp for tp in every if fits(laid_out(model, ranks // tp, tp, algorithm))]
+        roomy = [tp for tp in every if fits(laid_out(model, ranks // tp, tp, baseline))]
         for title, fabric in FABRICS.items():
-            steps = {tp: step_of(model, ranks // tp, tp, algorithm, fabric) for tp in roomy}
+            steps = {tp: step_of(model, ranks // tp, tp, baseline, fabric) for tp in roomy}
             for tokens in batches:
                 sequences = {tp: tokens / MODELS[model].context / (ranks // tp) for tp in every}
-                cell = {"model": model, "ranks": ranks, "tokens": tokens, "fabric": title, "algorithm": name}
+                cell = {"model": model, "ranks": ranks, "tokens": tokens, "fabric": title, "baseline": name}
                 found.append(cell | _cell(steps, sequences, ranks))
     return found
 
@@ -225,24 +225,24 @@ def with_a_square(cells: Rows) -> list[Mapping[str, Any]]:
 
 
 def verdict(cells: Rows, layouts: Rows) -> dict[str, Any]:
-    """Return under how many assumptions each world was planned, what layouts say, and what each algorithm's cells."""
-    names = list(dict.fromkeys(cell["algorithm"] for cell in cells))
-    by = {name: of_algorithm([cell for cell in cells if cell["algorithm"] == name]) for name in names}
+    """Return under how many assumptions each world was planned, what layouts say, and what each baseline's cells."""
+    names = list(dict.fromkeys(cell["baseline"] for cell in cells))
+    by = {name: of_baseline([cell for cell in cells if cell["baseline"] == name]) for name in names}
     assumptions = len({(cell["tokens"], cell["fabric"]) for cell in cells})
     return {"assumptions": assumptions, "near_one": near_one(layouts), **by}
 
 
 def near_one(layouts: Rows) -> dict[str, float]:
-    """Return bytes over ZeRO-1 AdamW's, least and most over all layouts; redundancy: how often `flat_cut`
+    """Return bytes over ZeRO-1 AdamW's, least and most over all layouts; redundancy: how often `muon_cut`
     orthogonalizes a matrix."""
-    found = {name: [row["over_zero1"] for row in layouts if row["algorithm"] == name] for name in CLAIMED}
-    found["redundancy"] = [row["repeats"] for row in layouts if row["algorithm"] == "flat_cut"]
+    found = {name: [row["over_zero1"] for row in layouts if row["baseline"] == name] for name in CLAIMED}
+    found["redundancy"] = [row["repeats"] for row in layouts if row["baseline"] == "muon_cut"]
     ends = {"least": min, "most": max}
     return {f"{name}_{end}": pick(values) for name, values in found.items() for end, pick in ends.items()}
 
 
-def of_algorithm(cells: Rows) -> dict[str, Any]:
-    """Return the verdict on one algorithm's cells."""
+def of_baseline(cells: Rows) -> dict[str, Any]:
+    """Return the verdict on one baseline's cells."""
     found = [cell for cell in cells if cell["tp"] is not None]
     choice = [cell for cell in found if len(choices(cell)) > 1]
     square = with_a_square(cells)
@@ -276,7 +276,7 @@ def share(values: Iterable[bool]) -> float | None:
 
 
 def moonlight(sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return what Muon adds to Moonlight's own batches on NVLink and InfiniBand, by ranks and algorithm, at the best T.
+    """Return what Muon adds to Moonlight's own batches on NVLink and InfiniBand, by ranks and baseline, at the best T.
 
     Nothing is recomputed, so that forward and backward are what the paper's sentence is about.
 
@@ -287,13 +287,13 @@ def moonlight(sizes: Sequence[int]) -> list[dict[str, Any]]:
         for ranks in sizes:
             steps = {}
             for dp, tp in grids(shape, ranks):
-                given = ("moonlight", dp, tp, ALGORITHMS[name])
+                given = ("moonlight", dp, tp, PLANNED_BASELINES[name])
                 if fits(laid_out(*given, recompute=False)):
                     steps[tp] = step_of(*given, FABRICS[FAST], recompute=False)
             for tokens in MOONLIGHT_TOKENS if steps else ():
                 timed = {tp: step.of(tokens / shape.context / (ranks // tp)) for tp, step in steps.items()}
                 tp = best({tp: step.muon for tp, step in timed.items()})
-                place = {"algorithm": name, "ranks": ranks, "tokens": tokens, "tp": tp}
+                place = {"baseline": name, "ranks": ranks, "tokens": tokens, "tp": tp}
                 shares = {"extra": short(timed[tp].extra), "optimizer": short(timed[tp].optimizer)}
                 found.append(place | shares)
     return found

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
-from muonbook.planner.algorithms import ALGORITHMS, Algorithm
 from muonbook.planner.model_shapes import Shape
+from muonbook.planner.planned_baselines import PLANNED_BASELINES, PlannedBaseline
 from muonbook.planner.stages import all_degrees, expert_of, stages, weights_of
 from muonbook.planner.world_plan import StagePlan, WorldPlan, WorldSetting, short
 
@@ -119,9 +119,9 @@ def _least_seconds(setting: WorldSetting, whole: ModelTotals) -> float:
 
 @dataclass(frozen=True)
 class Compared:
-    """An algorithm in a world, and AdamW in it."""
+    """A baseline in a world, and AdamW in it."""
 
-    algorithm: Algorithm
+    baseline: PlannedBaseline
     muon: WorldPlan
     adamw: WorldPlan
 
@@ -139,10 +139,10 @@ class Compared:
     def as_dict(self) -> dict[str, Any]:
         """Return it for a results file: Muon's plan, and how it stands to AdamW's."""
         stands = {"over_adamw": short(self.over_adamw), "repeats": short(self.repeats)}
-        return {"algorithm": self.algorithm.title} | stands | self.muon.as_dict()
+        return {"baseline": self.baseline.title} | stands | self.muon.as_dict()
 
 
 def compared(setting: WorldSetting) -> list[Compared]:
-    """Plan a world by every algorithm of `ALGORITHMS`, whichever `setting` names."""
-    plans = {each: WorldPlan(setting.by(each)) for each in {each.adamw for each in ALGORITHMS.values()}}
-    return [Compared(each, WorldPlan(setting.by(each)), plans[each.adamw]) for each in ALGORITHMS.values()]
+    """Plan a world by every baseline of `PLANNED_BASELINES`, whichever `setting` names."""
+    plans = {each: WorldPlan(setting.by(each)) for each in {each.adamw for each in PLANNED_BASELINES.values()}}
+    return [Compared(each, WorldPlan(setting.by(each)), plans[each.adamw]) for each in PLANNED_BASELINES.values()]

@@ -46,7 +46,7 @@ def plan(arguments: argparse.Namespace) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Plan by every algorithm what the arguments of scripts/plan.py ask for; print it, write it where they say so.
+    """Plan by every baseline what the arguments of scripts/plan.py ask for; print it, write it where they say so.
 
     Raises UsageError, naming option and remedy, for what cannot be planned.
     """
@@ -56,7 +56,7 @@ def compare(arguments: argparse.Namespace) -> None:
     found = compared(setting)
     print("\n".join(comparison_lines(found)))
     if arguments.json:
-        jobs.write_json(arguments.json, {"algorithms": [each.as_dict() for each in found]})
+        jobs.write_json(arguments.json, {"baselines": [each.as_dict() for each in found]})
 
 
 def setting_of(arguments: argparse.Namespace) -> WorldSetting:
@@ -215,7 +215,7 @@ def search_lines(found: Search) -> list[str]:
 
 
 def comparison_lines(found: Collection[Compared]) -> list[str]:
-    """Return the world, and a line for every algorithm in it, below the AdamW that is laid out alike."""
+    """Return the world, and a line for every baseline in it, below the AdamW that is laid out alike."""
     first = next(iter(found)).muon
     room = in_bytes(first.setting.device.memory_bytes)
     rows = [
@@ -225,13 +225,13 @@ def comparison_lines(found: Collection[Compared]) -> list[str]:
     ]
     above = None
     for each in found:
-        if each.algorithm.adamw != above:
-            above = each.algorithm.adamw
+        if each.baseline.adamw != above:
+            above = each.baseline.adamw
             layout = {"megatron": ", buckets", "flat": ", flat"}[above.rule] if above.optimizer == "adamw" else ""
             rows.append(f"  {above.title + layout:<22}{each.adamw.step_seconds:7.3g}{'':49}{_held(each.adamw)}")
         ranks = f"{each.repeats:.3g} rank" + ("s" if round(each.repeats) > 1 else "")
         took = f"{each.muon.step_seconds:7.3g}{each.over_adamw:10.2f}x{each.muon.seconds['Newton–Schulz']:18.3g}"
-        rows.append(f"    {each.algorithm.title:<20}{took}{ranks:>18}  {_held(each.muon)}")
+        rows.append(f"    {each.baseline.title:<20}{took}{ranks:>18}  {_held(each.muon)}")
     return rows
 
 

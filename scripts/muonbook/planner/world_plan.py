@@ -23,13 +23,13 @@ from distmuon.launch import UsageError
 from distmuon.sharding.layout import ITEM_BYTES, gradient_dtype
 from distmuon.sharding.ledger import ring_bytes
 from distmuon.sharding.ownership import padding_bytes
-from muonbook.planner.algorithms import Algorithm, Part
 from muonbook.planner.cost_model import hops
 from muonbook.planner.fabrics import DEVICES, FABRICS, SUSTAINED, Device, Fabric
 from muonbook.planner.model_shapes import Shape, Weight, local_specs
 from muonbook.planner.parts.activations import ACTIVATION_BYTES, StageActivations
 from muonbook.planner.parts.every_rank import Move, Zero1Part
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
+from muonbook.planner.planned_baselines import Part, PlannedBaseline
 from muonbook.planner.stages import Degrees, StageWeights, bubble_share, check_degrees, stages
 
 OPTIMIZERS = ("adamw", "muon", "muonw")
@@ -69,9 +69,9 @@ class WorldSetting:
     def fabric(self) -> Fabric:
         return replace(self.network, flops_per_second=SUSTAINED * self.device.peak_flops)
 
-    def by(self, algorithm: Algorithm) -> WorldSetting:
-        """Return the same world trained by another algorithm."""
-        return replace(self, optimizer=algorithm.optimizer, strategy=algorithm.strategy, rule=algorithm.rule)
+    def by(self, baseline: PlannedBaseline) -> WorldSetting:
+        """Return the same world trained by another baseline."""
+        return replace(self, optimizer=baseline.optimizer, strategy=baseline.strategy, rule=baseline.rule)
 
     def check(self) -> None:
         """Raise UsageError, naming option and remedy, for what cannot be."""
@@ -203,7 +203,7 @@ class StagePlan:
         for (group, move), (messages, amount) in self.passing().items():
             link = links[group]
             found[f"{move} ({group})"] = messages * link.alpha_seconds + amount / link.bytes_per_second
-        if not _algorithm(setting).shards_parameters:
+        if not _baseline(setting).shards_parameters:
             return found  # before anything is laid out: a search asks for this of every division
         gathers = [
             part.pass_seconds(fabric.ring(part.dp, tp * dp // part.dp))
@@ -231,11 +231,11 @@ class StagePlan:
 
 def _part(setting: WorldSetting, weights: Sequence[Weight], dp: int) -> Part:
     specs, muon = local_specs(weights, setting.degrees.tp)
-    return _algorithm(setting).lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
+    return _baseline(setting).lay_out(specs, muon, dp, setting.degrees.tp, setting.micro_batches)
 
 
-def _algorithm(setting: WorldSetting) -> Algorithm:
-    return Algorithm("", setting.optimizer, setting.strategy, setting.rule)
+def _baseline(setting: WorldSetting) -> PlannedBaseline:
+    return PlannedBaseline("", setting.optimizer, setting.strategy, setting.rule)
 
 
 # ---- The whole world ------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from muonbook.markdown_table import table
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import DEVICES, SUSTAINED
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
+from muonbook.planner.planned_baselines import PLANNED_BASELINES
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldPlan, WorldSetting
 
@@ -50,7 +50,7 @@ class Published:
 
 @cache
 def plan(shape: Shape, degrees: Degrees, tokens: int) -> WorldPlan:
-    return WorldPlan(WorldSetting(shape, degrees, tokens=tokens).by(ALGORITHMS["owner"]))
+    return WorldPlan(WorldSetting(shape, degrees, tokens=tokens).by(PLANNED_BASELINES["muon_owner"]))
 
 
 def _seconds(flops: float, peak: float) -> float:

@@ -40,9 +40,9 @@ def test_all_counts_of_a_step_are_printed_and_agree() -> None:
 
 def test_what_was_counted_is_what_the_formulas_say() -> None:
     out = stored_pages.printed("12_bytes", "python ../scripts/12_bytes.py --ratios --dp 4 --tp 1")
-    algorithms = re.findall(r"^ +(\d\.\d{3}) +(\d\.\d{3})  (.+)$", out, re.MULTILINE)
-    assert [name for *_, name in algorithms] == ["gather all, bucketed", "gather all, flat", "gather cut", "owner"]
-    by_formula = [float(formula) for formula, *_ in algorithms]
+    baselines = re.findall(r"^ +(\d\.\d{3}) +(\d\.\d{3})  (.+)$", out, re.MULTILINE)
+    assert [name for *_, name in baselines] == ["gather all, bucketed", "gather all, flat", "gather cut", "owner"]
+    by_formula = [float(formula) for formula, *_ in baselines]
     assert by_formula[:2] == [1.25, 1.25]
     assert 1 < by_formula[2] < 1.25
     assert by_formula[3] == 1
@@ -98,15 +98,15 @@ def test_the_stored_results_hold_what_the_chapter_says() -> None:
     assert found["counted"]["equal"]
     assert {(row["dp"], row["tp"]) for row in found["ratios"]} == set(byte_counts.RATIO_GRIDS)
     assert all(abs(row["formula"] - row["matrices"]) < 1e-12 for row in found["ratios"])
-    assert {(row["dp"], row["tp"]) for row in found["algorithms"]} == set(byte_counts.RATIO_GRIDS)
-    assert all(row["closed"] for row in found["algorithms"] if row["baseline"] in LAYOUTS)
+    assert {(row["dp"], row["tp"]) for row in found["compared"]} == set(byte_counts.RATIO_GRIDS)
+    assert all(row["closed"] for row in found["compared"] if row["baseline"] in LAYOUTS)
     assert_the_wire_is_near_the_formula(found["wire"] or [])
 
 
 def test_what_is_stored_of_muon_over_adamw_is_what_is_predicted() -> None:
     """To the last byte, without a process: a layout that changes turns this red, and `make bench` mends it."""
     for dp, tp in byte_counts.RATIO_GRIDS:
-        rows = results.load("bytes")["algorithms"]
+        rows = results.load("bytes")["compared"]
         stored = {row["baseline"]: row["sent"] for row in rows if (row["dp"], row["tp"]) == (dp, tp)}
         workload = SHAPES["even"].shared_by(dp)
         assert list(stored) == admitted(workload, dp, tp, byte_counts.COMPARED)
@@ -194,7 +194,7 @@ def test_every_predicted_byte_has_a_purpose(dp: int, tp: int) -> None:
         assert purposes["activations"] == ledger.total(op="all_reduce", group="tp").sent_bytes
     rows = figures.step_rows(workload, dp, tp, byte_counts.COMPARED)
     over_tp = {title for title, row in rows.items() if row["momentum over TP or mesh"]}
-    assert over_tp - {"MuonW"} == {algorithm.title for algorithm in LAYOUTS.values() if tp > 1}
+    assert over_tp - {"MuonW"} == {baseline.title for baseline in LAYOUTS.values() if tp > 1}
     assert rows["owner"]["momentum over DP"] == 0
 
 
@@ -289,15 +289,15 @@ def test_the_page_s_formula_is_that_of_the_plans() -> None:
             found, specs = names["ratios"](block, dp, tp, w, bucket), names["matrices"](block, names["blocks"], tp)
             assert all(spec.tp_gather_dim == (0 if tp > 1 else None) for spec in specs)  # or owners go by wrong costs
             everything = range(len(specs))
-            for algorithm in LAYOUTS.values():
-                lay_out = strategies.planner(algorithm.strategy)
-                size = algorithm.elements or bucket
+            for baseline in LAYOUTS.values():
+                lay_out = strategies.planner(baseline.strategy)
+                size = baseline.elements or bucket
                 layout = lay_out(specs, muon=everything, dp=dp, tp=tp, bucket_size=size)
                 s = formulas.mean_owners(layout, everything)
-                expected = float(formulas.ratio(algorithm.strategy, dp, tp, 4, w, 2, s))
-                if algorithm.strategy == "owner":  # nothing else pads here
+                expected = float(formulas.ratio(baseline.strategy, dp, tp, 4, w, 2, s))
+                if baseline.strategy == "owner":  # nothing else pads here
                     expected += layout.buffers[0].size / sum(spec.numel for spec in specs) - 1
-                assert found[algorithm.title] == pytest.approx(expected, rel=1e-12)
+                assert found[baseline.title] == pytest.approx(expected, rel=1e-12)
             specs = [spec._replace(name=f"blocks.{spec.name}", tp_split_dim=0) for spec in specs]
             dtypes = Dtypes("float32", dtype, "float32")
             part = FsdpPart(specs, frozenset(everything), dp, tp, units_of(specs), dtypes=dtypes)

@@ -19,10 +19,10 @@ from muonbook.ch15.survey import rows, with_a_square
 from muonbook.measure import results
 from muonbook.measure.workload import TIMED
 from muonbook.planner import cost_model
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.choices import compared
 from muonbook.planner.fabrics import FABRICS
 from muonbook.planner.model_shapes import MODELS
+from muonbook.planner.planned_baselines import PLANNED_BASELINES
 from muonbook.planner.planned_worlds import specs_of
 from muonbook.planner.stages import Degrees
 from muonbook.planner.world_plan import WorldSetting
@@ -100,7 +100,7 @@ def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
     assert [f"{ratio:.2f}" for ratio in ratios.values()] == ["2.72", "1.10", "1.05", "1.02"]
     saved = [f"{0.75 * ratios[title]:.2f}" for title in ("gather cut", "gather all, bucketed")]
     assert saved == ["0.79", "2.04"]  # of AdamW's time, with three quarters of its steps
-    bucketed = plans["bucketed"]
+    bucketed = plans["muon"]
     hidden = [sum(plan.seconds[part] for part in ("gradients", "momentum", "parameters") if part in plan.seconds)
               for plan in (bucketed.muon, bucketed.adamw)]  # fmt: skip
     took = [plan.step_seconds - each for plan, each in zip((bucketed.muon, bucketed.adamw), hidden, strict=True)]
@@ -109,12 +109,12 @@ def test_what_the_page_says_of_the_70b_on_1024_ranks_is_planned() -> None:
     assert f"{more['gather all, bucketed']:.2f}" == "1.48"
     shares = experiments.share_of_passes(plans)
     assert [f"{share:.2g}" for share in shares.values()] == ["0.76", "1.4e+02", "3.1e+02"]
-    assert not experiments.planned("llama3_70b", 1024, 1, 1 << 23)["flat"].muon.fits
+    assert not experiments.planned("llama3_70b", 1024, 1, 1 << 23)["muon_flat"].muon.fits
     seconds = bucketed.muon.seconds
     assert f"{100 * seconds['Newton–Schulz'] / shares['and waiting for the slowest rank']:.1f}" == "4.3"  # passes
     assert [f"{each:.1f}" for each in (sum(seconds.values()), seconds["Newton–Schulz"])] == ["21.9", "13.3"]
     specs, indices = specs_of(MODELS["llama3_70b"], 8)
-    part = ALGORITHMS["bucketed"].lay_out(specs, indices, 128, 8)
+    part = PLANNED_BASELINES["muon"].lay_out(specs, indices, 128, 8)
     assert len(part.world.matrices) == 60  # type: ignore[union-attr]
     for _, held in part.world.matrices:  # type: ignore[union-attr]
         work, done = np.zeros(128), np.zeros(128, int)
@@ -138,7 +138,7 @@ def test_the_page_s_own_count_of_repeats_is_the_planner_s(grid: tuple[int, int],
     assert [f"{each:.0f}" for each in by_hand] == times
     if grid == (128, 8):
         assert f"{by_hand[0] / 8:.1f}" == "23.5"  # DP ranks
-    planned = [names["plans"][name].repeats for name in ("bucketed", "flat")]
+    planned = [names["plans"][name].repeats for name in ("muon", "muon_flat")]
     assert by_hand == pytest.approx(planned, rel=0.03)
 
 
@@ -187,24 +187,24 @@ def test_what_the_page_says_of_more_ranks_and_advises_is_planned() -> None:
     worlds = results.load("worlds")
     found = rows(worlds["cells"], fabric="nvlink_infiniband", tokens=1 << 22)
     over = {
-        name: {(row["model"], row["ranks"]): row["over_adamw"] for row in rows(found, algorithm=name) if row["tp"]}
-        for name in ("bucketed", "flat_cut", "owner")
+        name: {(row["model"], row["ranks"]): row["over_adamw"] for row in rows(found, baseline=name) if row["tp"]}
+        for name in ("muon", "muon_cut", "muon_owner")
     }
-    assert max(over["flat_cut"].values()) < 4 / 3
-    for name, takes in {"flat_cut": {512: "1.1", 4096: "1.3"}, "bucketed": {64: "1.0"}}.items():
+    assert max(over["muon_cut"].values()) < 4 / 3
+    for name, takes in {"muon_cut": {512: "1.1", 4096: "1.3"}, "muon": {64: "1.0"}}.items():
         assert {ranks: f"{over[name]['gpt2', ranks]:.1f}" for ranks in takes} == takes
-    assert f"{over['bucketed']['llama3_70b', 1024]:.1f}" == "2.7"
-    assert max(ratio for at, ratio in over["owner"].items() if at[0] == "llama3_70b") < 1.02
-    (row,) = rows(found, algorithm="owner", model="llama3_70b", ranks=4096)
+    assert f"{over['muon']['llama3_70b', 1024]:.1f}" == "2.7"
+    assert max(ratio for at, ratio in over["muon_owner"].items() if at[0] == "llama3_70b") < 1.02
+    (row,) = rows(found, baseline="muon_owner", model="llama3_70b", ranks=4096)
     assert row["why"] == "no room"
-    large = {at for at in over["bucketed"] if at[0] in ("llama3_70b", "gpt3_175b") and at[1] >= 512}
-    assert {at for at, ratio in over["bucketed"].items() if ratio > 2} == large
-    padded = {at for at, ratio in over["owner"].items() if ratio > 4 / 3}
+    large = {at for at in over["muon"] if at[0] in ("llama3_70b", "gpt3_175b") and at[1] >= 512}
+    assert {at for at, ratio in over["muon"].items() if ratio > 2} == large
+    padded = {at for at, ratio in over["muon_owner"].items() if ratio > 4 / 3}
     assert padded == {("gpt2", 1024), ("gpt2", 4096), ("llama3_8b", 4096)}
-    tp = {(row["model"], row["ranks"]): row["tp"] for row in rows(found, algorithm="owner")}
-    for at, ratio in over["owner"].items():
+    tp = {(row["model"], row["ranks"]): row["tp"] for row in rows(found, baseline="muon_owner")}
+    for at, ratio in over["muon_owner"].items():
         few = at[1] // tp[at] <= 128 or at[0] == "gpt3_175b"
-        ahead = ratio < over["flat_cut"][at]
+        ahead = ratio < over["muon_cut"][at]
         assert ahead == ((few or at == ("moonlight", 512)) and at[0] != "gpt2"), at
 
 
@@ -238,7 +238,7 @@ def test_why_the_least_tp_nearly_always_wins_is_what_the_page_says() -> None:
 
     def seconds(model: str, tp: int) -> dict[str, float]:
         world = WorldSetting(MODELS[model], Degrees(4096 // tp, tp), tokens=1 << 22)
-        (cut,) = (each for each in compared(world) if each.algorithm.title == "gather cut")
+        (cut,) = (each for each in compared(world) if each.baseline.title == "gather cut")
         return dict(cut.muon.seconds)
 
     few, many = seconds("moonlight", 8), seconds("moonlight", 16)
@@ -250,7 +250,7 @@ def test_why_the_least_tp_nearly_always_wins_is_what_the_page_says() -> None:
 
 
 def test_where_an_equal_grid_wins_is_what_the_page_says() -> None:
-    cells = with_a_square(rows(results.load("worlds")["cells"], algorithm="flat_cut"))
+    cells = with_a_square(rows(results.load("worlds")["cells"], baseline="muon_cut"))
     best = [dict(cell) for cell in cells if cell["square_cost"] == 0]
     huge = rows(best, model="gpt3_175b", ranks=512, tp=16)
     moonlight = rows(best, model="moonlight", tokens=1 << 20)

@@ -23,16 +23,16 @@ from muonbook.ch15.survey import (
     laid_out,
     layouts_of,
     moonlight,
-    of_algorithm,
+    of_baseline,
     rows,
     square_cost,
     step_of,
     verdict,
 )
 from muonbook.measure import reported, results
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.fabrics import FABRICS, Device
 from muonbook.planner.owned_worlds import plan_part
+from muonbook.planner.planned_baselines import PLANNED_BASELINES
 from muonbook.planner.world_plan import KEPT, MOMENTS, StagePlan
 
 # Planned anew: some worlds of the smallest model, and one of others; all of them take minutes.
@@ -64,14 +64,14 @@ def test_stored_verdicts_follow_from_the_stored_cells(stored: dict[str, Any]) ->
 
 
 def test_what_is_stored_of_a_claim_is_todays(stored: dict[str, Any]) -> None:
-    assert stored["algorithms"] == {name: each.title for name, each in ALGORITHMS.items()}
+    assert stored["baselines"] == {name: each.title for name, each in PLANNED_BASELINES.items()}
     assert in_file(moonlight((16,))) == rows(stored["moonlight"], ranks=16)
 
 
-def test_every_world_was_surveyed_by_every_algorithm(stored: dict[str, Any]) -> None:
+def test_every_world_was_surveyed_by_every_baseline(stored: dict[str, Any]) -> None:
     every = {(model, ranks) for model in stored["models"] for ranks in WORLDS}
-    for name in ALGORITHMS:
-        cells = rows(stored["cells"], algorithm=name)
+    for name in PLANNED_BASELINES:
+        cells = rows(stored["cells"], baseline=name)
         assert len(cells) == len(every) * stored["verdict"]["assumptions"]
         assert {(cell["model"], cell["ranks"]) for cell in cells} == every
 
@@ -82,7 +82,7 @@ def test_worlds_are_planned_as_make_bench_asks_for_it(tmp_path: Path) -> None:
     ending = worlds.finish(tools, "measure", "worlds", "--quick", "--json", str(out))
     assert (ending.code, ending.err) == (0, "")
     quick = json.loads(out.read_text())
-    assert quick["verdict"]["bucketed"]["with_a_choice"] > 0
+    assert quick["verdict"]["muon"]["with_a_choice"] > 0
     for cell in (cell for cell in quick["cells"] if cell["tp"] is not None):
         assert str(cell["tp"]) in cell["tp_choices"].split()
         assert cell["over_adamw"] >= 1  # four digits: MuonW on one node adds less
@@ -93,32 +93,33 @@ def test_worlds_are_planned_as_make_bench_asks_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "over", "repeats"), [("bucketed", 3.22, 187), ("flat", 1.13, 11), ("flat_cut", 1.07, 11)]
+    ("baseline", "over", "repeats"), [("muon", 3.22, 187), ("muon_flat", 1.13, 11), ("muon_cut", 1.07, 11)]
 )
-def test_the_70b_on_1024_ranks_takes_what_was_counted_elsewhere(algorithm: str, over: float, repeats: int) -> None:
+def test_the_70b_on_1024_ranks_takes_what_was_counted_elsewhere(baseline: str, over: float, repeats: int) -> None:
     """Nothing is recomputed in that count."""
-    step = step_of("llama3_70b", 128, 8, ALGORITHMS[algorithm], FABRICS[FAST], recompute=False).of(4)
+    step = step_of("llama3_70b", 128, 8, PLANNED_BASELINES[baseline], FABRICS[FAST], recompute=False).of(4)
     assert step.muon / step.adamw == pytest.approx(over, abs=0.005)
-    world = laid_out("llama3_70b", 128, 8, ALGORITHMS[algorithm], recompute=False).parts[""].world  # type: ignore[union-attr]
+    world = laid_out("llama3_70b", 128, 8, PLANNED_BASELINES[baseline], recompute=False).parts[""].world  # type: ignore[union-attr]
     assert world.redundancy == pytest.approx(repeats, abs=0.5)
 
 
 @pytest.mark.parametrize(
-    ("model", "tp", "over", "flat_cut"), [("llama3_8b", 1, 1.003, 1.005), ("moonlight", 2, 1.007, 1.013)]
+    ("model", "tp", "over", "cut"), [("llama3_8b", 1, 1.003, 1.005), ("moonlight", 2, 1.007, 1.013)]
 )
-def test_owners_without_tp_take_no_longer_than_what_is_cut(model: str, tp: int, over: float, flat_cut: float) -> None:
+def test_owners_without_tp_take_no_longer_than_what_is_cut(model: str, tp: int, over: float, cut: float) -> None:
     """On 64 GPUs and 4 million tokens: counted elsewhere, without padding, around a ring."""
-    steps = [step_of(model, 64 // tp, tp, ALGORITHMS[name], FABRICS[FAST]).of(8 * tp) for name in ("owner", "flat_cut")]
-    assert [step.muon / step.adamw for step in steps] == pytest.approx([over, flat_cut], abs=0.001)
+    steps = [
+        step_of(model, 64 // tp, tp, PLANNED_BASELINES[name], FABRICS[FAST]).of(8 * tp)
+        for name in ("muon_owner", "muon_cut")
+    ]
+    assert [step.muon / step.adamw for step in steps] == pytest.approx([over, cut], abs=0.001)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "percent"), [("bucketed", (0.8, 1.3, 2.3, 4.0)), ("flat_cut", (0.5, 0.5, 0.5, 0.5))]
-)
+@pytest.mark.parametrize(("baseline", "percent"), [("muon", (0.8, 1.3, 2.3, 4.0)), ("muon_cut", (0.5, 0.5, 0.5, 0.5))])
 def test_moonlight_adds_what_was_counted_elsewhere(
-    stored: dict[str, Any], algorithm: str, percent: tuple[float, ...]
+    stored: dict[str, Any], baseline: str, percent: tuple[float, ...]
 ) -> None:
-    found = rows(stored["moonlight"], algorithm=algorithm, tokens=MOONLIGHT_TOKENS[0])
+    found = rows(stored["moonlight"], baseline=baseline, tokens=MOONLIGHT_TOKENS[0])
     assert [100 * row["extra"] for row in found if row["ranks"] <= 128] == pytest.approx(percent, abs=0.05)
 
 
@@ -146,7 +147,7 @@ def test_the_reports_own_world_sends_least_where_all_four_ranks_stand_in_a_row()
 def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles(stored: dict[str, Any]) -> None:
     small, large = (rows(stored["moonlight"], tokens=tokens) for tokens in MOONLIGHT_TOKENS)
     for one, two in zip(small, large, strict=True):
-        assert [one[key] for key in ("algorithm", "ranks", "tp")] == [two[key] for key in ("algorithm", "ranks", "tp")]
+        assert [one[key] for key in ("baseline", "ranks", "tp")] == [two[key] for key in ("baseline", "ranks", "tp")]
         assert one["extra"] == pytest.approx(2 * two["extra"], rel=1e-3)
         assert one["optimizer"] > one["extra"]
 
@@ -155,26 +156,26 @@ def test_what_muon_adds_to_moonlight_halves_where_the_batch_doubles(stored: dict
 
 
 def test_a_batch_twice_as_large_takes_twice_the_passes_and_the_same_update() -> None:
-    small = step_of("gpt2", 16, 2, ALGORITHMS["muonw"], FABRICS["nvlink_ethernet"])
+    small = step_of("gpt2", 16, 2, PLANNED_BASELINES["muonw"], FABRICS["nvlink_ethernet"])
     large = small.of(2)
     assert 2 * (small.passes + small.gathers) == large.passes + large.gathers
     assert small.gathers > 0
     assert small.update == large.update
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", PLANNED_BASELINES)
 def test_muon_of_no_matrices_would_be_adamw(name: str) -> None:
-    plain = step_of("gpt2", 16, 2, ALGORITHMS[name], FABRICS["one_wire"]).plain_update
+    plain = step_of("gpt2", 16, 2, PLANNED_BASELINES[name], FABRICS["one_wire"]).plain_update
     assert plain.get("momentum", 0) == plain.get("Newton–Schulz", 0) == plain.get("blocks over TP", 0) == 0
 
 
 def test_a_model_without_a_place_does_not_fit() -> None:
-    given = ("llama3_70b", ALGORITHMS["bucketed"])
+    given = ("llama3_70b", PLANNED_BASELINES["muon"])
     assert [fits(laid_out(given[0], dp, tp, given[1])) for dp, tp in ((16, 8), (64, 2))] == [True, False]
 
 
 def test_what_fits_has_room_for_states_and_for_the_passes_of_a_sequence() -> None:
-    planned = laid_out("gpt2", 16, 2, ALGORITHMS["muonw"])
+    planned = laid_out("gpt2", 16, 2, PLANNED_BASELINES["muonw"])
     needed = float(np.sum([planned.memory[kind] for kind in (*KEPT, *MOMENTS["passes"])], axis=0).max())
     for room in (needed, needed - 1):
         setting = replace(planned.setting, device=Device("", room, 1.0))
@@ -196,7 +197,7 @@ def cell(tp: int | None, **more: Any) -> dict[str, Any]:
 
 
 def test_a_verdict_counts_cells_with_a_choice_and_a_square() -> None:
-    said = of_algorithm(
+    said = of_baseline(
         [
             cell(1),
             cell(4, square_cost=0.0, over_forward_backward=0.04),

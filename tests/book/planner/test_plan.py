@@ -15,8 +15,8 @@ from distmuon.optim.strategies.periodic import OPTIONS
 from muonbook.ch15.survey import rows as rows_of
 from muonbook.figures.style import in_bytes
 from muonbook.measure import results
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.model_shapes import MODELS, Experts, Latent, find_shape
+from muonbook.planner.planned_baselines import PLANNED_BASELINES
 from muonbook.planner.world_plan import KEPT, MOMENTS
 
 WORKER = str(worlds.ROOT / "scripts" / "plan.py")
@@ -179,12 +179,12 @@ def test_every_algorithm_is_compared_as_the_survey_plans_it(tmp_path: Path) -> N
     out, stored = tmp_path / "compared.json", results.load("worlds")
     world = "--model llama3_70b --dp 128 --tp 8 --tokens 4194304 --recompute"
     printed = planned(*world.split(), "--compare", "--json", str(out)).splitlines()
-    rows = {row["algorithm"]: row for row in json.loads(out.read_text())["algorithms"]}
-    assert list(rows) == [each.title for each in ALGORITHMS.values()] == list(stored["algorithms"].values())
+    rows = {row["baseline"]: row for row in json.loads(out.read_text())["baselines"]}
+    assert list(rows) == [each.title for each in PLANNED_BASELINES.values()] == list(stored["baselines"].values())
     place = {"model": "llama3_70b", "ranks": 1024}
     lines = [line for line in printed[3:] if line.startswith("    ")]
-    for line, (name, title) in zip(lines, stored["algorithms"].items(), strict=True):
-        (cell,) = rows_of(stored["cells"], **place, tokens=1 << 22, fabric="nvlink_infiniband", algorithm=name)
+    for line, (name, title) in zip(lines, stored["baselines"].items(), strict=True):
+        (cell,) = rows_of(stored["cells"], **place, tokens=1 << 22, fabric="nvlink_infiniband", baseline=name)
         assert line.startswith(f"    {title} ")
         above = next(row for row in reversed(printed[: printed.index(line)]) if row.startswith("  AdamW"))
         seconds, adamws = (re.findall(r" ([\d.]+) ", row)[0] for row in (line, above))

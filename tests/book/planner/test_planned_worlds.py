@@ -18,12 +18,12 @@ from distmuon.verify.counter import CollectiveCounter
 from distmuon.verify.prediction import predict_step
 from muonbook.ch15.survey import step_of
 from muonbook.measure.workload import Workload
-from muonbook.planner.algorithms import ALGORITHMS
 from muonbook.planner.cost_model import collectives_of, step_seconds
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS
 from muonbook.planner.owned_worlds import QUICK, plan_part
 from muonbook.planner.parts.every_rank import outer_messages
+from muonbook.planner.planned_baselines import PLANNED_BASELINES
 from muonbook.planner.planned_worlds import Load, PlannedWorld, grids
 
 SMALL = [("gpt2", 24, 1, 10**7), ("llama3_8b", 64, 8, 25_000_000), ("moonlight", 4, 2, 10**8)]
@@ -203,7 +203,7 @@ def test_a_step_takes_what_the_cost_model_says(name: str) -> None:
     shape = MODELS["gpt2"]
     world = plan_part(*shape.specs(2), 16, 2, FLAT, "gather_all")  # its slowest rank is a rank's whole step
     wires = FABRICS[name].links(16, 2)
-    step = step_of("gpt2", 16, 2, ALGORITHMS["flat"], FABRICS[name])
+    step = step_of("gpt2", 16, 2, PLANNED_BASELINES["muon_flat"], FABRICS[name])
     sizes = {"dp": 16, "tp": 2, "world": 32}
     took = []
     for rank in range(16):

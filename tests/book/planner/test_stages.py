@@ -10,7 +10,7 @@ import pytest
 
 from distmuon.launch import UsageError
 from distmuon.optim.newton_schulz import flops
-from muonbook.planner import algorithms
+from muonbook.planner import planned_baselines
 from muonbook.planner.choices import search
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
@@ -200,7 +200,7 @@ def test_a_search_finds_the_quickest_of_a_small_world() -> None:
 
 def test_a_search_lays_out_what_it_plans_and_nothing_else() -> None:
     """The rule of thumb knows no layout: it is asked of every division, and a layout takes longer than all the rest."""
-    with mock.patch.object(algorithms, "plan_part", wraps=algorithms.plan_part) as laid_out:
+    with mock.patch.object(planned_baselines, "plan_part", wraps=planned_baselines.plan_part) as laid_out:
         found = search(WorldSetting(MODELS["moonlight"], Degrees(0)), 64)
     assert len(found.plans) <= laid_out.call_count < found.roomy
 

@@ -1,7 +1,7 @@
-"""The ways to train that a plan can be made of: an optimizer, its strategy, and whether its buffer has buckets.
+"""The baselines that a plan can be made of: an optimizer, its strategy, and whether its buffer has buckets.
 
 One is in Megatron-LM's buckets; the others are flat, as Megatron-LM lays out where nothing is reduced during backward.
-MuonW shards the parameters, too. The names here are those of book/results/worlds.json.
+MuonW shards the parameters, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from muonbook.planner.stages import units_of
 Part = Zero1Part | FsdpPart
 
 
-class Algorithm(NamedTuple):
+class PlannedBaseline(NamedTuple):
     """optimizer: "adamw", "muon", "muonw", or "adamw_fsdp2". strategy: a name or a file. rule: of BUCKET_RULES.
     Both where FSDP2 does not shard the parameters."""
 
@@ -30,11 +30,11 @@ class Algorithm(NamedTuple):
     rule: str = "megatron"
 
     @property
-    def adamw(self) -> Algorithm:
+    def adamw(self) -> PlannedBaseline:
         """AdamW for everything, sharded in the same way: what Muon adds is told by the difference."""
         if self.optimizer == "muonw":
-            return Algorithm(TITLES["adamw_fsdp2"], "adamw_fsdp2")
-        return Algorithm(TITLES["zero1"], "adamw", "gather_all", self.rule)
+            return PlannedBaseline(TITLES["adamw_fsdp2"], "adamw_fsdp2")
+        return PlannedBaseline(TITLES["zero1"], "adamw", "gather_all", self.rule)
 
     @property
     def shards_parameters(self) -> bool:
@@ -44,7 +44,7 @@ class Algorithm(NamedTuple):
     def lay_out(
         self, specs: Sequence[ParamSpec], muon: Collection[int], dp: int, tp: int, micro_batches: float = 1.0
     ) -> Part:
-        """Return these TP-local parameters as this algorithm has them on dp ranks. muon: indices of Muon's."""
+        """Return these TP-local parameters as this baseline has them on dp ranks. muon: indices of Muon's."""
         if self.shards_parameters:
             units = units_of(specs)
             mine = frozenset(muon if self.optimizer == "muonw" else ())
@@ -54,15 +54,8 @@ class Algorithm(NamedTuple):
         return Zero1Part(plan_part(specs, muon, dp, tp, BUCKET_RULES[self.rule](dp), strategy), with_muon)
 
 
-def _muon(name: str, rule: str) -> Algorithm:
-    title, strategy = BASELINES[name]
-    return Algorithm(title, "muon", strategy, rule)
-
-
-ALGORITHMS = {
-    "bucketed": _muon("muon", "megatron"),
-    "flat": _muon("muon_flat", "flat"),
-    "flat_cut": _muon("muon_cut", "flat"),
-    "owner": _muon("muon_owner", "flat"),
-    "muonw": Algorithm(TITLES["muonw"], "muonw"),
+RULES = {"muon": "megatron", "muon_flat": "flat", "muon_cut": "flat", "muon_owner": "flat"}  # name in BASELINES -> rule
+PLANNED_BASELINES = {
+    **{name: PlannedBaseline(TITLES[name], "muon", BASELINES[name].strategy, rule) for name, rule in RULES.items()},
+    "muonw": PlannedBaseline(TITLES["muonw"], "muonw"),
 }
