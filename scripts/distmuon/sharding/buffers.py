@@ -167,13 +167,13 @@ class ShardedBuffers:
         return behind
 
     def _warn_of_formats(self, moving_in: Iterable[int]) -> None:
-        """Warn, once, of parameters whose elements do not lie in the order in which the flat storage has them."""
+        """Warn, once, of kernels in another memory format than that of the flat storage: convolutions choose by it."""
         candidates = [(self.names[index], self.parameters[index]) for index in moving_in]
-        others = [name for name, p in candidates if not p.is_contiguous() and not _stays(p)]
+        others = [name for name, p in candidates if p.ndim >= 4 and not p.is_contiguous() and not _stays(p)]
         if others and not self._warned_of_formats and self.grid.world.rank == 0:
             more = f" and {len(others) - 1} more" if others[1:] else ""
             warn_user(
-                f"parameter {others[0]!r}{more} is not contiguous, as under torch.channels_last, and a sharded "
+                f"parameter {others[0]!r}{more} has another memory format, as under torch.channels_last, and a sharded "
                 "optimizer lays parameters out row by row: the numbers are the same, and a convolution may be slower; "
                 "MuonW leaves parameters as they are.",
             )

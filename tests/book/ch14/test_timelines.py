@@ -131,7 +131,7 @@ def down(figure: Any, gid: str) -> tuple[float, float]:
 def test_words_lead_to_the_strips_of_the_rank_that_they_speak_of() -> None:
     """A bracket's sides go down to them, and a frame goes around them and around no other rank's."""
     _, seen = figures.frames_of_waiting(a_step())
-    lines = [line.get_xydata() for line in seen.figure.axes[0].lines]
+    lines = [np.asarray(line.get_xydata()) for line in seen.figure.axes[0].lines]
     for words, rank in (("rank 0 waits", 0), ("rank 1 has come", 1)):
         (frame,) = boxes(seen.figure, f"callout-{words}")
         top, bottom = down(seen.figure, f"callout-{words}")
