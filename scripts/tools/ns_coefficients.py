@@ -34,9 +34,9 @@ def forms():
 
 def published():
     """Return name -> its quintics, as many as it is used with. The last is that of the published Gram form."""
-    from distmuon.optim.coefficients import AS_A_WHOLE, POLAR_EXPRESS, SCHEDULES, quintics
+    from distmuon.optim.coefficients import AS_A_WHOLE, COEFFICIENTS, POLAR_EXPRESS, quintics
 
-    found = {name: quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5) for name in SCHEDULES}
+    found = {name: quintics(name, len(COEFFICIENTS[name]) if name in AS_A_WHOLE else 5) for name in COEFFICIENTS}
     found["polar_express, 1.05"] = [(a / 1.05, b / 1.05**3, c / 1.05**5) for a, b, c in POLAR_EXPRESS[:5]]
     return found
 

@@ -1,4 +1,4 @@
-"""The numbers (a, b, c) of Newton–Schulz, step by step: published schedules by name, or anybody's own.
+"""The numbers (a, b, c) of Newton–Schulz, step by step: published ones by name, or anybody's own.
 
 Sources: Muon (Jordan et al. 2024), which torch.optim.Muon follows; the others stand with their numbers.
 """
@@ -46,7 +46,7 @@ CUBIC5: tuple[Quintic, ...] = (
     (2.4418906, -1.2764040, 0.0),
     (2.2230472, -0.9630650, 0.0),
 )
-SCHEDULES: dict[str, Sequence[Quintic]] = {  # by name; the last quintic is repeated where that is no loss
+COEFFICIENTS: dict[str, Sequence[Quintic]] = {  # by name; the last quintic is repeated where that is no loss
     "muon": (MUON,),  # torch.optim.Muon's as well
     "polar_express": tuple(
         (a / POLAR_EXPRESS_SAFETY, b / POLAR_EXPRESS_SAFETY**3, c / POLAR_EXPRESS_SAFETY**5)
@@ -63,10 +63,10 @@ AS_A_WHOLE = ("deepseek_v4", "cubic5")  # of no use in part: their last steps ar
 def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     """Return the `steps` quintics (a, b, c) that a run of Newton–Schulz applies.
 
-    coefficients: a name of `SCHEDULES`, one (a, b, c) used in every step, or a sequence of them, whose last one is
+    coefficients: a name of `COEFFICIENTS`, one (a, b, c) used in every step, or a sequence of them, whose last one is
         repeated if the steps outnumber it.
     Raises TypeError for a number of steps that is not whole; ValueError for an unknown name, an empty sequence, a
-    negative number of steps, or another number of steps than a schedule has that is of no use in part.
+    negative number of steps, or another number of steps than those have that are of no use in part.
     """
     if not hasattr(steps, "__index__") or hasattr(steps, "__len__"):
         raise TypeError(f"steps is {steps!r}; Newton–Schulz needs a whole number, such as 5.")
@@ -75,19 +75,21 @@ def quintics(coefficients: Coefficients, steps: int) -> list[Quintic]:
     if (
         isinstance(coefficients, str)
         and coefficients in AS_A_WHOLE
-        and steps != (whole := len(SCHEDULES[coefficients]))
+        and steps != (whole := len(COEFFICIENTS[coefficients]))
     ):
-        raise ValueError(f"{coefficients!r} is a schedule of {whole} steps, and steps is {steps}; give {whole}.")
-    rows: Any = SCHEDULES.get(coefficients) if isinstance(coefficients, str) else coefficients
+        raise ValueError(f"{coefficients!r} is made for {whole} steps, and steps is {steps}; give {whole}.")
+    rows: Any = COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else coefficients
     if not isinstance(rows, Sequence) or not rows:
-        raise ValueError(f"coefficients are {coefficients!r}; give one of {', '.join(SCHEDULES)} or numbers (a, b, c).")
+        raise ValueError(
+            f"coefficients are {coefficients!r}; give one of {', '.join(COEFFICIENTS)} or numbers (a, b, c)."
+        )
     rows = [rows] if isinstance(rows[0], int | float) else rows
     if not all(_is_quintic(row) for row in rows):
         raise ValueError(
             f"coefficients are {coefficients!r}; every quintic has exactly three numbers (a, b, c), and finite ones."
         )
-    schedule: list[Quintic] = [(float(row[0]), float(row[1]), float(row[2])) for row in rows]
-    return (schedule + [schedule[-1]] * steps)[:steps]
+    polynomials: list[Quintic] = [(float(row[0]), float(row[1]), float(row[2])) for row in rows]
+    return (polynomials + [polynomials[-1]] * steps)[:steps]
 
 
 def _is_quintic(row: Any) -> bool:

@@ -17,7 +17,7 @@ from wide_products import WideProducts
 
 from distmuon.optim import gram as gram_module
 from distmuon.optim import newton_schulz as module
-from distmuon.optim.coefficients import AS_A_WHOLE, CANS, CUBIC5, MUON, POLAR_EXPRESS, SCHEDULES, quintics
+from distmuon.optim.coefficients import AS_A_WHOLE, CANS, COEFFICIENTS, CUBIC5, MUON, POLAR_EXPRESS, quintics
 from distmuon.optim.fast_paths import (
     STEEPEST,
     batching_pays,
@@ -118,10 +118,10 @@ def test_published_schedules_end_in_their_bands() -> None:
     assert s.min() == pytest.approx(0.774, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", COEFFICIENTS)
 @either_form
 def test_every_schedule_maps_singular_values_as_its_polynomials_do(name: str, form: str) -> None:
-    steps = len(SCHEDULES[name]) if name in AS_A_WHOLE else 5
+    steps = len(COEFFICIENTS[name]) if name in AS_A_WHOLE else 5
     values = torch.logspace(0, -2, 6, dtype=torch.float64)
     matrix = with_singular_values(values, 6, 9, seed=3)
     found = newton_schulz(matrix, steps, name, form=form)
@@ -464,29 +464,29 @@ def test_a_schedule_that_is_too_steep_for_the_gram_form_in_bf16_stays_standard()
         assert fast_form((1024, 4096), quintics(name, 5), torch.float32, cpu) == "gram"
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", COEFFICIENTS)
 def test_what_auto_takes_in_bf16_is_safe_on_every_spectrum(name: str) -> None:
-    steps = len(SCHEDULES[name]) if name in AS_A_WHOLE else 5
+    steps = len(COEFFICIENTS[name]) if name in AS_A_WHOLE else 5
     unsafe = [row.spectrum for row in gram_errors([(128, 256)], [name], steps=steps) if not row.safe]
     assert bool(unsafe) == any(slope > STEEPEST for slope, _, _ in quintics(name, steps)), unsafe
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", COEFFICIENTS)
 @pytest.mark.parametrize("restarts", [None, {1}, {1, 2, 3, 4}], ids=str)
 @pytest.mark.parametrize("shape", [(24, 40), (3, 12, 12)], ids=str)
 def test_the_gram_form_for_float16_applies_the_same_quintics(
     name: str, restarts: set[int] | None, shape: tuple[int, ...]
 ) -> None:
-    polynomials = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
+    polynomials = quintics(name, len(COEFFICIENTS[name]) if name in AS_A_WHOLE else 5)
     x = unit_frobenius_(gaussian(*shape).double())
     assert distance(half_gram_iterate(HALF_SCALE * x, polynomials, restarts), _iterate(x, polynomials)) < 1e-6
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", COEFFICIENTS)
 def test_in_float16_the_gram_form_is_safe_on_every_spectrum_and_in_bfloat16_it_is_not(name: str) -> None:
     """Not centred, it needs float16's digits."""
     m, n = 96, 192
-    polynomials = quintics(name, len(SCHEDULES[name]) if name in AS_A_WHOLE else 5)
+    polynomials = quintics(name, len(COEFFICIENTS[name]) if name in AS_A_WHOLE else 5)
     u, v = (torch.linalg.qr(gaussian(k, m).double()).Q for k in (m, n))
     unsafe: dict[torch.dtype, list[str]] = {torch.float16: [], torch.bfloat16: []}
     for spectrum, values in spectra(m).items():
