@@ -189,17 +189,43 @@ def test_on_a_phone_it_fits_and_can_be_touched(browser: Browser, place: str) -> 
     context.close()
 
 
+def far_below(page: Page, film: str, path: Path) -> Page:
+    """Open a page on which the film lies where nobody sees it yet, and stop its clock."""
+    room = '<div style="height: 2000px"></div>'
+    path.write_text(f'<!doctype html><meta charset="utf-8"><body>{room}{film}{room}', "utf-8")
+    chromium.stop_the_clock(page)
+    page.goto(path.as_uri())
+    return page
+
+
+@pytest.mark.parametrize("touched", ["click", "input", "keydown"])
+def test_the_film_of_page_one_does_not_start_for_a_reader_who_has_touched_it(
+    touched: str, browser: Browser, tmp_path: Path
+) -> None:
+    film = (ROOT / "book" / "figures" / "nine_moves.html").read_text(encoding="utf-8")
+    context = chromium.context(browser, viewport=DESK, reduced_motion="no-preference")
+    page = far_below(context.new_page(), film, tmp_path / "page.html")
+    if touched == "click":
+        page.locator("#moving-nine-moves button >> nth=1").dispatch_event("click")
+    elif touched == "input":
+        slide = "slider => { slider.value = 2; slider.dispatchEvent(new Event('input', { bubbles: true })); }"
+        page.locator("#moving-nine-moves input").evaluate(slide)
+    else:
+        page.locator(".moving-frames").dispatch_event("keydown", {"key": "ArrowRight"})
+    expect(page.locator("output")).to_have_text("2 / 10")
+    page.locator(".moving-frames").evaluate("stage => stage.scrollIntoView({ block: 'center' })")
+    page.clock.run_for(120_000)
+    expect(page.locator("output")).to_have_text("2 / 10")
+    context.close()
+
+
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_the_film_of_page_one_plays_once_by_itself_when_it_is_seen(
     motion: Literal["no-preference", "reduce"], browser: Browser, tmp_path: Path
 ) -> None:
     film = (ROOT / "book" / "figures" / "nine_moves.html").read_text(encoding="utf-8")
-    room = '<div style="height: 2000px"></div>'
-    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8"><body>{room}{film}{room}', "utf-8")
     context = chromium.context(browser, viewport=DESK, reduced_motion=motion)
-    page = context.new_page()
-    chromium.stop_the_clock(page)
-    page.goto((tmp_path / "page.html").as_uri())
+    page = far_below(context.new_page(), film, tmp_path / "page.html")
     number, moves = page.locator("output"), motion == "no-preference"
     page.clock.run_for(60_000)
     expect(number).to_have_text("1 / 10" if moves else "5 / 10")  # out of sight it waits; where all hold the matrix
