@@ -123,6 +123,15 @@ def test_keys_move_it_wherever_the_focus_is_and_those_that_mean_something_else_d
         assert shown(tab, "long") == "A box at 1.", modifier
 
 
+def test_a_key_that_it_takes_goes_no_further(tab: Page) -> None:
+    """The theme turns pages by arrow keys; one that the player leaves alone is the page's."""
+    tab.evaluate("document.addEventListener('keydown', event => { document.title += event.key; })")
+    tab.locator("#moving-long .moving-frames").focus()
+    for key in ("ArrowRight", "End", "Shift+ArrowLeft", "x"):
+        tab.keyboard.press(key)
+    assert tab.title() == "ShiftArrowLeftx"
+
+
 def test_space_held_down_is_pressed_once(tab: Page) -> None:
     tab.locator("#moving-long .moving-frames").focus()
     for _ in range(4):  # from the second on, the browser says that the key repeats
@@ -155,12 +164,16 @@ def test_it_plays_when_asked_and_stops_at_the_end(tab: Page) -> None:
 def test_who_wants_no_motion_is_offered_none(browser: Browser, place: str) -> None:
     context = chromium.context(browser, reduced_motion="reduce")
     page = context.new_page()
+    page.clock.install()
     page.goto(place)
     expect(button(page, "Step")).to_be_visible()
     assert page.get_by_text("Play", exact=True).locator("visible=true").count() == 0
     page.locator("#moving-long .moving-frames").focus()
     page.keyboard.press(" ")
+    page.clock.run_for(60_000)
     assert shown(page, "long") == "A box at 1."
+    page.keyboard.press("ArrowRight")
+    assert shown(page, "long") == "A box at 2."
     context.close()
 
 
