@@ -144,7 +144,7 @@ def down(figure: Any, gid: str) -> tuple[float, float]:
 def test_words_lead_to_the_strips_of_the_rank_that_they_speak_of() -> None:
     """A bracket's sides go down to them, and a frame goes around them and around no other rank's."""
     _, seen = figures.frames_of_waiting(a_step())
-    lines = [line.get_xydata() for line in seen.figure.axes[0].lines]
+    lines: list[Any] = [line.get_xydata() for line in seen.figure.axes[0].lines]
     for words, rank in (("rank 0 waits", 0), ("rank 1 has come", 1)):
         (frame,) = boxes(seen.figure, f"callout-{words}")
         top, bottom = down(seen.figure, f"callout-{words}")
@@ -158,7 +158,7 @@ def test_words_lead_to_the_strips_of_the_rank_that_they_speak_of() -> None:
 def test_a_stem_stands_on_the_middle_of_its_bracket() -> None:
     step = a_step()
     figure = draw_timeline({"one": step}, WHOLE, callouts={"one": figures.of_adamw(step)})
-    lines = [line.get_xydata() for line in figure.axes[0].lines]
+    lines: list[Any] = [line.get_xydata() for line in figure.axes[0].lines]
     brackets = [line for line in lines if len(line) == 4]
     assert len(brackets) == 3
     for bracket in brackets:
