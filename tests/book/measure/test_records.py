@@ -83,6 +83,11 @@ def test_results_are_of_a_commit_from_which_no_code_differs(tmp_path: Path, monk
     assert results.commit() == f"{head}-dirty"
 
 
+def test_what_is_repeated_is_kept_as_median_and_quartiles_the_lower_one_first() -> None:
+    assert results.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == {"median": 3.0, "quartiles": [2.0, 4.0], "count": 5}
+    assert results.spread([2.0]) == {"median": 2.0, "quartiles": [2.0, 2.0], "count": 1}
+
+
 def stamp(name: str) -> str | None:
     """Return the commit that a results file carries."""
     content = (results.FOLDER / name).read_bytes()
