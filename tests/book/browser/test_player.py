@@ -123,6 +123,15 @@ def test_keys_move_it_wherever_the_focus_is_and_those_that_mean_something_else_d
         assert shown(tab, "long") == "A box at 1.", modifier
 
 
+def test_a_key_that_it_takes_goes_no_further(tab: Page) -> None:
+    """The theme turns pages by arrow keys; one that the player leaves alone is the page's."""
+    tab.evaluate("document.addEventListener('keydown', event => { document.title += event.key; })")
+    tab.locator("#moving-long .moving-frames").focus()
+    for key in ("ArrowRight", "End", "Shift+ArrowLeft", "x"):
+        tab.keyboard.press(key)
+    assert tab.title() == "ShiftArrowLeftx"
+
+
 def test_space_held_down_is_pressed_once(tab: Page) -> None:
     tab.locator("#moving-long .moving-frames").focus()
     for _ in range(4):  # from the second on, the browser says that the key repeats
@@ -155,12 +164,16 @@ def test_it_plays_when_asked_and_stops_at_the_end(tab: Page) -> None:
 def test_who_wants_no_motion_is_offered_none(browser: Browser, place: str) -> None:
     context = chromium.context(browser, reduced_motion="reduce")
     page = context.new_page()
+    page.clock.install()
     page.goto(place)
     expect(button(page, "Step")).to_be_visible()
     assert page.get_by_text("Play", exact=True).locator("visible=true").count() == 0
     page.locator("#moving-long .moving-frames").focus()
     page.keyboard.press(" ")
+    page.clock.run_for(60_000)
     assert shown(page, "long") == "A box at 1."
+    page.keyboard.press("ArrowRight")
+    assert shown(page, "long") == "A box at 2."
     context.close()
 
 
@@ -189,17 +202,43 @@ def test_on_a_phone_it_fits_and_can_be_touched(browser: Browser, place: str) -> 
     context.close()
 
 
+def far_below(page: Page, film: str, path: Path) -> Page:
+    """Open a page on which the film lies where nobody sees it yet, and stop its clock."""
+    room = '<div style="height: 2000px"></div>'
+    path.write_text(f'<!doctype html><meta charset="utf-8"><body>{room}{film}{room}', "utf-8")
+    chromium.stop_the_clock(page)
+    page.goto(path.as_uri())
+    return page
+
+
+@pytest.mark.parametrize("touched", ["click", "input", "keydown"])
+def test_the_film_of_page_one_does_not_start_for_a_reader_who_has_touched_it(
+    touched: str, browser: Browser, tmp_path: Path
+) -> None:
+    film = (ROOT / "book" / "figures" / "nine_moves.html").read_text(encoding="utf-8")
+    context = chromium.context(browser, viewport=DESK, reduced_motion="no-preference")
+    page = far_below(context.new_page(), film, tmp_path / "page.html")
+    if touched == "click":
+        page.locator("#moving-nine-moves button >> nth=1").dispatch_event("click")
+    elif touched == "input":
+        slide = "slider => { slider.value = 2; slider.dispatchEvent(new Event('input', { bubbles: true })); }"
+        page.locator("#moving-nine-moves input").evaluate(slide)
+    else:
+        page.locator(".moving-frames").dispatch_event("keydown", {"key": "ArrowRight"})
+    expect(page.locator("output")).to_have_text("2 / 10")
+    page.locator(".moving-frames").evaluate("stage => stage.scrollIntoView({ block: 'center' })")
+    page.clock.run_for(120_000)
+    expect(page.locator("output")).to_have_text("2 / 10")
+    context.close()
+
+
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_the_film_of_page_one_plays_once_by_itself_when_it_is_seen(
     motion: Literal["no-preference", "reduce"], browser: Browser, tmp_path: Path
 ) -> None:
     film = (ROOT / "book" / "figures" / "nine_moves.html").read_text(encoding="utf-8")
-    room = '<div style="height: 2000px"></div>'
-    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8"><body>{room}{film}{room}', "utf-8")
     context = chromium.context(browser, viewport=DESK, reduced_motion=motion)
-    page = context.new_page()
-    chromium.stop_the_clock(page)
-    page.goto((tmp_path / "page.html").as_uri())
+    page = far_below(context.new_page(), film, tmp_path / "page.html")
     number, moves = page.locator("output"), motion == "no-preference"
     page.clock.run_for(60_000)
     expect(number).to_have_text("1 / 10" if moves else "5 / 10")  # out of sight it waits; where all hold the matrix

@@ -1,5 +1,6 @@
 """Timelines and schedules: every span in its place, hatched as long as it waits, and words over what they name."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,18 @@ def test_a_gather_is_long_by_one_trace_and_short_by_the_other() -> None:
     assert (waited[0], sent[1]) == pytest.approx(unknown)
     assert waited[1] == pytest.approx(sent[0])
     assert tuple(blind.figure.get_size_inches()) == tuple(seen.figure.get_size_inches())
+
+
+def test_the_gather_that_is_shown_is_the_one_that_made_a_rank_wait_longest() -> None:
+    """Not the first one, nor the one that took longest."""
+    found = []
+    for rank in (0, 1):
+        moves = [moved("dp_gather", start, 30, rank) for start in (0, 30, 60)]
+        gathers = [gloo(0, 29, rank, 0), gloo(30 + 8 * rank, 9 - 8 * rank, rank, 1), gloo(60, 2, rank, 2)]
+        found.append([moved("step 0", 0, 100, rank), *moves, *gathers])
+    blind, _ = figures.frames_of_waiting(trace.parse(merged(*found)))
+    start, end = map(int, re.findall(r"one all-gather \((-?\d+)% to (\d+)%\)", blind.alt)[0])
+    assert (start, end) == (17, 83)  # from 30 to 39, with a quarter of that on either side
 
 
 def down(figure: Any, gid: str) -> tuple[float, float]:

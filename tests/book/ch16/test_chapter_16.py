@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 import stored_pages
 import worlds
 
 from distmuon import launch
+from distmuon.models.networks import Transformer
 from distmuon.optim import strategies
 from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.ownership import padding_warning
 from muonbook.ch16 import experiments
+from muonbook.ch16.experiments import Count
 from muonbook.measure import results
 
 WORKER = str(worlds.ROOT / "scripts" / "16_owner.py")
@@ -44,9 +47,39 @@ def test_on_any_grid_bytes_and_operations_are_those_predicted(dp: int, tp: int) 
     ranks = launch.run(experiments.take_steps, dp=dp, tp=tp)[0]
     assert len(ranks) == dp * tp
     assert experiments.all_as_predicted(ranks)
+    if tp == 1:  # gradients to their shards, and parameters back: a rank sends all shards but its own
+        parameters = sum(p.numel() for p in Transformer(**experiments.SHAPE).parameters())  # type: ignore[arg-type,misc]
+        assert ranks[0][experiments.ADAMW].sent == pytest.approx(2 * 4 * parameters * (dp - 1) / dp, rel=0.01)
     for name, layout in experiments.LAYOUTS.items():
         work = sum(rank[name].flops for rank in ranks)
         assert work == experiments.once() if layout.strategy == "owner" else work >= experiments.once()
+
+
+def test_the_table_is_of_all_ranks_and_its_slowest_and_fullest_are_one_of_them() -> None:
+    once = int(experiments.once())
+    ranks = [
+        {experiments.ADAMW: Count(100, 0, 10**7, True), "a layout": Count(150, once, 2 * 10**7, True)},
+        {experiments.ADAMW: Count(300, 0, 3 * 10**7, True), "a layout": Count(450, 3 * once, 10**7, True)},
+    ]
+    table = rows("\n".join(experiments.lines(ranks)))
+    assert table == {experiments.ADAMW: (1, 0, 0, 30), "a layout": (1.5, 4, 6, 20)}
+
+
+@pytest.mark.parametrize("what", ["predict_step", "predict_work", "predict_transient"])
+def test_a_prediction_that_is_not_kept_is_seen(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process sends nothing, so that a collective is one too many."""
+    right = getattr(experiments, what)
+
+    def wrong(*given: Any, **options: Any) -> Any:
+        found = right(*given, **options)
+        if what == "predict_step":
+            found.record("all_gather", "dp", 2, 8, "momentum, of another")
+            return found
+        return {rank: work + 1 for rank, work in found.items()} if what == "predict_work" else 1
+
+    monkeypatch.setattr(experiments, what, wrong)
+    (rank,) = launch.run(experiments.take_steps)[0]
+    assert not any(rank[name].as_predicted for name in experiments.LAYOUTS)
 
 
 def test_a_wrong_count_is_not_as_predicted() -> None:

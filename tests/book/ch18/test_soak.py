@@ -9,7 +9,8 @@ import pytest
 import worlds
 
 from distmuon.launch import WorldError
-from muonbook.ch18 import soak
+from muonbook.ch18 import checkpoint_contents, soak
+from muonbook.ch18.cluster import Cluster
 from muonbook.ch18.drills.faults import Footprint
 from muonbook.measure import results
 
@@ -26,6 +27,20 @@ def test_a_short_soak_ends_at_the_undisturbed_loss_and_leaks_nothing(tmp_path: P
     assert found["end"] == soak.SAME
     for grown in found["growth"].values():
         assert grown["last"]["files"] <= grown["first"]["files"]
+
+
+def test_how_often_a_training_saves_is_what_was_asked_for(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "cluster", every=7, apart=False)
+    saves = [soak.Soak(save=3).settings(tmp_path).save_every, cluster.settings()["save_every"]]
+    assert saves == [3, 7]
+    command = cluster.command(cluster.machines[0])
+    assert command[command.index("--save-every") + 1] == "7"
+
+
+def test_the_loss_that_is_told_is_that_of_the_last_step(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "scalars": {"loss": 3.0}}', '{"step": 2, "scalars": {"loss": 2.5}}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 2, "scalars": {"held_out_loss": 4.0}}']))
+    assert (checkpoint_contents.reached(tmp_path), checkpoint_contents.last_loss(tmp_path)) == (2, 2.5)
 
 
 def test_the_stored_soak_is_the_long_one() -> None:

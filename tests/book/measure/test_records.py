@@ -65,6 +65,29 @@ def test_a_commit_is_looked_up_wherever_it_could_be(tmp_path: Path, monkeypatch:
     assert "this history begins with the file" in str(no_history("x.json"))
 
 
+def test_results_are_of_a_commit_from_which_no_code_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and other results may: one `make bench` writes them one after the other."""
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert results.commit() is None
+    for name in ("book/results/x.json", "notebooks/01.ipynb", "README.md", "scripts/code.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    commit_all(tmp_path)
+    head = results.commit()
+    assert re.fullmatch(r"[0-9a-f]{12}", str(head))
+    for name in ("book/results/x.json", "notebooks/01.ipynb", "README.md"):
+        (tmp_path / name).write_text("changed")
+        assert results.commit() == head, name
+    (tmp_path / "scripts" / "code.py").write_text("changed")
+    assert results.commit() == f"{head}-dirty"
+
+
+def test_what_is_repeated_is_kept_as_median_and_quartiles_the_lower_one_first() -> None:
+    assert results.spread([5.0, 1.0, 2.0, 4.0, 3.0]) == {"median": 3.0, "quartiles": [2.0, 4.0], "count": 5}
+    assert results.spread([2.0]) == {"median": 2.0, "quartiles": [2.0, 2.0], "count": 1}
+
+
 def stamp(name: str) -> str | None:
     """Return the commit that a results file carries."""
     content = (results.FOLDER / name).read_bytes()

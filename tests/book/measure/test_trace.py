@@ -67,6 +67,7 @@ def test_overlap_on_two_streams() -> None:
 def test_durations_of_collectives_that_run_together_are_not_a_total() -> None:
     found = summarize(one(nccl(0, 4000, 20), nccl(1000, 4000, 21), kernel("gemm", 1000, 2000)))
     assert (found.collectives, found.communication, found.communication_sum, found.overlap) == (2, 5.0, 8.0, 2.0)
+    assert found.exposed == 3.0
 
 
 def test_a_collective_seen_five_times_is_one() -> None:

@@ -16,6 +16,7 @@ from distmuon.sharding.boxes import all_of, boxes, volume
 from distmuon.sharding.layout import DEFAULT_BUCKET_SIZE, ParamSpec, plan
 from distmuon.verify.model_states import predict_rows
 from muonbook.measure.workload import Workload
+from muonbook.planner.fabrics import FABRICS
 from muonbook.planner.measured.timed_worlds import FLOAT32
 from muonbook.planner.parts.fsdp_worlds import FsdpPart
 from muonbook.planner.planned_worlds import MOMENTUM_BYTES
@@ -80,6 +81,35 @@ def test_states_are_rows(dp: int, tp: int) -> None:
         alone = predict_rows(layout, rank, planned.muon)
         found = {kind: int(column[rank]) for kind, column in planned.states().items()}
         assert found == alone
+
+
+@pytest.mark.parametrize(("dp", "tp"), MESHES[:3])
+def test_a_step_waits_for_the_slowest_rank_of_each_move(dp: int, tp: int) -> None:
+    planned = part(dp, tp)
+    (out, back), links, rate = planned.exchanged(), FABRICS["nvlink_ethernet"].links(dp, tp), 1e12
+    assert out.max() != back.max()
+    waits = len(planned.waves) * (dp * tp - 1) * links["mesh"].alpha_seconds
+    assert planned.update_seconds(links, rate) == {
+        "momentum": pytest.approx(waits + out.max() / links["mesh"].bytes_per_second),
+        "updates": pytest.approx(waits + back.max() / links["mesh"].bytes_per_second),
+        "Newton–Schulz": pytest.approx(planned.flops().max() / rate),
+    }
+    assert planned.flops().max() > planned.flops().mean()
+    assert planned.update_bytes == planned.step_bytes().max() > planned.step_bytes().mean()
+
+
+def test_passes_gather_two_layers_at_most_at_once_and_every_layer_twice() -> None:
+    """Layers are gathered before forward and before backward; what is in none, once; gradients leave once."""
+    planned, link = replace(part(3, 2), micro_batches=5), FABRICS["nvlink_ethernet"].links(3, 2)["dp"]
+    sizes = dict.fromkeys(planned.units, 0)
+    for spec, unit in zip(planned.specs, planned.units, strict=True):
+        sizes[unit] += -(-spec.shape[0] // 3) * spec.numel // spec.shape[0]
+    a, b, rest = sizes["a"], sizes["b"], sizes[""]
+    assert planned.passing_bytes == 3 * (a + b + rest - min(sizes.values())) * (4 + 4)  # gathered, and their gradients
+    sent = [4 * 2 * (2 * a + 2 * b + rest), 4 * 2 * (a + b + rest)]  # to two others, in float32
+    assert [int(amounts.max()) for amounts in list(planned.sent().values())[:2]] == [5 * each for each in sent]
+    hops = (5 + 3) * 2 * link.alpha_seconds  # five gathers, three reductions, of two hops each
+    assert planned.pass_seconds(link) == pytest.approx(hops + sum(sent) / link.bytes_per_second)
 
 
 # ---- Counted --------------------------------------------------------------------------------------------------

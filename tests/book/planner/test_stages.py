@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from distmuon.launch import UsageError
@@ -15,7 +16,7 @@ from muonbook.planner.choices import search
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
 from muonbook.planner.stages import Degrees, all_degrees, check_degrees, stage_of, stages, tp_choices
-from muonbook.planner.world_plan import HELD, KEPT, OPTIMIZERS, WorldPlan, WorldSetting
+from muonbook.planner.world_plan import HELD, KEPT, OPTIMIZERS, StagePlan, WorldPlan, WorldSetting
 
 SMALL = replace(
     MODELS["moonlight"], layers=5, width=256, mlp=512, vocabulary=1000, context=64,
@@ -79,6 +80,56 @@ def test_what_ranks_hold_adds_up(degrees: Degrees, optimizer: str) -> None:
     assert (held["gathered layers"] > 0) == (optimizer == "muonw" and degrees.dp > 1)
     assert plan.fullest[2] >= plan.mean_worst - 1
     assert plan.held["parameters"] > 0
+
+
+UNEVEN = [(SMALL, Degrees(4, 2, 3, 2)), (DENSE, Degrees(4, 1, 4)), (SMALL, Degrees(6, 2, 2, 3))]
+
+
+@pytest.mark.parametrize(("shape", "degrees"), UNEVEN, ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_world_is_as_slow_as_its_slowest_stage_and_as_full_as_its_fullest_rank(
+    shape: Shape, degrees: Degrees, optimizer: str
+) -> None:
+    """Stages that hold the same are planned once, and count as many times; ranks of a stage differ, too."""
+    plan = WorldPlan(setting(shape, degrees, optimizer))
+    every = [stage for stage in plan.stages for _ in stage.weights.numbers]
+    assert len(every) == degrees.pp
+    assert len({len(stage.weights.numbers) for stage in plan.stages}) > 1 or len(plan.stages) == degrees.pp
+    held, sent = [stage.held for stage in every], [np.sum([*stage.sent.values()], axis=0) for stage in every]
+    assert plan.fullest[2] == max(each.max() for each in held) > np.mean(held)
+    assert plan.mean_worst == pytest.approx(np.mean(held))
+    assert plan.most_sent == max(each.max() for each in sent) > np.mean(sent)
+    assert sum(mean for mean, _ in plan.sent.values()) == pytest.approx(np.mean(sent))
+    for move, (_, most) in plan.sent.items():
+        assert most == max(stage.sent[move].max() for stage in every if move in stage.sent)
+    flops = [stage.flops for stage in every]
+    assert plan.flops == (pytest.approx(np.mean(flops)), np.max(flops))
+    passes, updates = ([sum(of(stage).values()) for stage in every] for of in (pass_seconds, update_seconds))
+    assert len(set(passes)) > 1
+    rounds = plan.setting.micro_batches + degrees.pp - 1
+    assert plan.step_seconds == pytest.approx(rounds * max(passes) + max(updates))
+    peak = degrees.ranks * plan.setting.device.peak_flops
+    assert plan.model_flops_share * plan.step_seconds * peak == pytest.approx(6 * shape.active * plan.setting.tokens)
+
+
+def pass_seconds(stage: StagePlan) -> dict[str, float]:
+    return stage.pass_seconds()
+
+
+def update_seconds(stage: StagePlan) -> dict[str, float]:
+    return stage.update_seconds()
+
+
+def test_a_tied_embedding_and_shared_out_experts_take_their_time() -> None:
+    """Over the links that they have: the table between first and last stage, experts between ranks E apart."""
+    plan = WorldPlan(setting(DENSE, Degrees(4, 1, 3)))
+    first, link = plan.stages[0], plan.setting.fabric.ring(2, 4)
+    table = 4 * 512 * DENSE.width  # 500 tokens and padding, in float32; an all-reduce of two sends all of it once
+    assert first.update_seconds()["tied embedding"] == pytest.approx(table / link.bytes_per_second)
+    fabric = FABRICS["nvlink_ethernet"]
+    near = replace(setting(SMALL, Degrees(12, 1, 1, 6)), network=fabric)  # the two that hold the same are in two nodes
+    took = WorldPlan(near).seconds["gradients"]
+    assert took > 4 * WorldPlan(replace(near, network=replace(fabric, between=fabric.inside))).seconds["gradients"]
 
 
 def test_activations_are_gone_when_an_update_begins() -> None:
