@@ -159,9 +159,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one process more than cores, for drills and timeouts wait without computing; but one per 3 GB of memory.
+    """Return one process more than cores, for drills and timeouts wait without computing; but one per 2.6 GB of memory.
 
-    That is about what a world of 32 ranks takes at 80 MB each.
+    That is what a world of 32 ranks takes at 80 MB each; with two cores and 8 GB there are three.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min((os.cpu_count() or 1) + 1, memory // 3_000_000_000))
+    return max(1, min((os.cpu_count() or 1) + 1, memory // 2_600_000_000))

@@ -211,10 +211,10 @@ Ranks = Sequence[Mapping[tuple[Exhibit, str], Visit]]  # what every rank saw, by
 
 
 def tour(world: launch.World, names: Sequence[Exhibit]) -> Ranks | None:
-    """Return what every rank sees of each exhibit in every scenario, and on the digits."""
+    """Return what every rank sees of each exhibit in every scenario, and, for the table of several, on the digits."""
     grid = Grid.of(world)
     seen = visit_all(names, grid)
-    for name in names:
+    for name in names if len(names) > 1 else ():
         seen[name, DIGITS] = survived(functools.partial(train_digits, name, grid))
     return world.gather(seen)
 

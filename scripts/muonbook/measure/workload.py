@@ -99,14 +99,21 @@ class Workload:
 
         algorithm: "muon", or "adamw" for a map in which no parameter goes to Muon.
         """
-        import torch
+        same_map = replace(self, sequences=0, gather_dtype=None, lr=0.0, weight_decay=0.0, seed=0)
+        layout, muon, model = _planned(same_map, dp, tp, algorithm)
+        return layout, list(muon), model
 
-        from distmuon.optim.param_groups import groups_for, plan_groups
-        from distmuon.sharding.collectives import Group
 
-        with torch.device("meta"):
-            model = self.model(Group("tp", tp))
-        return *plan_groups(groups_for(model, algorithm), dp, self.bucket_size), model
+@lru_cache(maxsize=16)  # contenders are predicted one after the other, and most share a map; the model is only read
+def _planned(of: Workload, dp: int, tp: int, algorithm: str) -> tuple[Layout, list[int], Transformer]:
+    import torch
+
+    from distmuon.optim.param_groups import groups_for, plan_groups
+    from distmuon.sharding.collectives import Group
+
+    with torch.device("meta"):
+        model = of.model(Group("tp", tp))
+    return *plan_groups(groups_for(model, algorithm), dp, of.bucket_size), model
 
 
 @lru_cache(maxsize=1)  # baselines start from the same, one after the other

@@ -5,7 +5,6 @@ import importlib.util
 import pytest
 import torch
 import worlds
-from sklearn.datasets import load_digits
 
 from distmuon.models.digits import DIGITS_PIXELS, DIGITS_ROWS, digits, scanned
 from distmuon.models.recipe import TRAINING_ROWS
@@ -16,6 +15,8 @@ from distmuon.sharding.grid import Grid
 def test_the_table_is_what_scikit_learn_returns(monkeypatch, where: str) -> None:
     if where == "elsewhere":
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    from sklearn.datasets import load_digits  # here: whoever only looks for tests would take a second for it
+
     images, labels = load_digits(return_X_y=True)
     table = scanned()
     assert (table.dtype, table.shape) == (torch.float64, (DIGITS_ROWS, DIGITS_PIXELS + 1))
@@ -30,6 +31,8 @@ def test_reading_it_imports_no_scikit_learn() -> None:
 
 
 def test_a_split_is_normalized_by_its_training_rows_and_shuffled_by_the_seed() -> None:
+    from sklearn.datasets import load_digits
+
     training, held_out = digits(Grid.alone(), seed=0)
     assert (len(training.labels), len(held_out.labels)) == (TRAINING_ROWS, DIGITS_ROWS - TRAINING_ROWS)
     assert float(training.images.mean()) == pytest.approx(0, abs=1e-12)
