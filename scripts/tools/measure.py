@@ -17,7 +17,14 @@ from muonbook import jobs, network_emulation
 from muonbook.measure import results
 
 # A measurement -> the function that takes it, given `quick`. Named, not imported: a bridge has to come before torch.
-TAKERS = {
+OF_4 = {
+    "step_times": "muonbook.ch04.stored:step_times",
+    "sights": "muonbook.ch04.stored:sights",
+    "blocks": "muonbook.ch04.stored:blocks",
+    "writing": "muonbook.ch04.stored:write",
+    "learning": "muonbook.ch04.stored:learning",
+}
+TAKERS = OF_4 | {
     "bytes": "muonbook.ch12.byte_counts:measure",
     "memory": "muonbook.ch13.memory_study:measure",
     "traces": "muonbook.ch14.stored:measure_schedules",
