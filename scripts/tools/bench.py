@@ -34,13 +34,8 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     **{name: ("tools", "measure", name) for name in measure.TAKERS if name not in LEARNING},
     "planner": ("plan.py", "--measure"),
     "drills": ("18_beyond_one_machine.py", "--drill", "all"),
-    "claims": ("tools", "claims"),
-    "conformance": ("tools", "conformance"),
     "chapters": ("tools", "time_chapters"),
-    "one_line": ("tools", "one_line"),
     "schedules": ("tools", "schedules"),
-    "variant_costs": ("tools", "variant_costs"),
-    "step_ratios": ("tools", "step_ratios"),
     **LEARNING,
 }
 SHORT = ("drills", "chapters")  # which have no --quick

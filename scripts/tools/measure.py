@@ -1,4 +1,4 @@
-"""Take one measurement of a chapter and write it: what `make bench` starts, each in a process of its own.
+"""Take one measurement and write it: what `make bench` starts, each in a process of its own.
 
 Chapters read the results from book/results; their workers show a reader one run. Some results go with traces, which are
 written beside them.
@@ -35,6 +35,11 @@ TAKERS = OF_4 | {
     "step": "muonbook.ch16.race.step_race:measure",
     "muonw": "muonbook.ch17.costs:measure",
     "divisions": "muonbook.ch18.divisions:survey",
+    "claims": "tools.claims:measure",
+    "conformance": "muonbook.ch17.kit.conformance_bench:measure",
+    "one_line": "tools.one_line:measure",
+    "variant_costs": "tools.variant_costs:measure",
+    "step_ratios": "tools.step_ratios:measure",
 }
 OVER_LINKS = ("bytes", "traces", "hiding", "regimes")  # which are also given why ranks have no networks, or None
 
