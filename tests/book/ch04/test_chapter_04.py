@@ -19,22 +19,16 @@ worker = import_module("04_does_it_learn")
 WORKER = str(worlds.ROOT / "scripts" / "04_does_it_learn.py")
 
 
-def stored_by(tmp_path: Path, *arguments: str) -> tuple[str, dict]:
-    """Return what the worker prints and stores, on one rank and in a few steps."""
-    target = tmp_path / "found.json"
-    ending = worlds.answer(WORKER, *arguments, "--quick", "--ranks", "1", "--json", str(target))
-    assert (ending.code, ending.err) == (0, "")
-    return ending.out, json.loads(target.read_text())
-
-
 def test_without_a_word_everything_is_tuned(tmp_path: Path) -> None:
-    said, stored = stored_by(tmp_path, "--task", "digits", "--optimizer", "sgd", "--steps", "2")
-    assert said.startswith("digits, 2 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
-    racer = stored["racers"]["sgd"]
+    small = ["--task", "digits", "--optimizer", "sgd", "--steps", "2", "--quick", "--ranks", "1"]
+    ending = worlds.answer(WORKER, *small, "--json", str(tmp_path / "found.json"))
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.startswith("digits, 2 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
+    racer = json.loads((tmp_path / "found.json").read_text())["racers"]["sgd"]
     assert all(len(racer["grid"][tuned]) > 1 for tuned in ("lr", "weight_decay", "momentum", "others"))
     assert (racer["usual"]["best"]["momentum"], racer["usual"]["best"]["others"]) == (0.9, 1.0)
     assert len(racer["held_out"]) == len(racer["usual"]["held_out"]) == 5
-    assert f"{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in said
+    assert f"{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in ending.out
 
 
 def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
