@@ -1,7 +1,7 @@
 """Chapter 13: memory. Weigh what eight ways to train keep on a rank, and what one step of each takes besides.
 
 python scripts/13_memory.py --dp 4
-python scripts/13_memory.py --dp 2 --tp 2 --shape tall --dtype bfloat16 --json out/13.json
+python scripts/13_memory.py --dp 2 --tp 2 --shape tall --dtype bfloat16
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from distmuon import launch
 from distmuon.models.recipe import DTYPES
 from muonbook import puzzles
 from muonbook.ch13 import puzzle as step_in_waves
-from muonbook.jobs import check_json, run_job
+from muonbook.jobs import run_job
 from muonbook.measure.workload import FILM, SHAPES
 from muonbook.recipe_arguments import add_arguments
 
@@ -23,7 +23,6 @@ def parse():
     job = parser.add_argument_group("the job")
     job.add_argument("--shape", metavar=launch.choices(tuple(WEIGHED)), default="film", help="(default: film)")
     add_arguments(job, "dtype")
-    job.add_argument("--json", metavar="FILE", help="write what was found here")
     puzzles.add_arguments(parser)
     return parser.parse_args()
 
@@ -31,7 +30,6 @@ def parse():
 def checked(arguments):
     """Return the workload; raise launch.UsageError for arguments that do not fit."""
     launch.check_known(arguments, shape=WEIGHED, dtype=DTYPES)
-    check_json(arguments)
     workload = replace(WEIGHED[arguments.shape], dtype=arguments.dtype)
     return workload.shared_by(max(arguments.dp, 1)).check(arguments.dp, arguments.tp)
 

@@ -27,27 +27,18 @@ LEARNING = {  # of chapter 4; where the images of fashion or mnist were not fetc
     "race_fashion": (RACE, "--task", "fashion", "--if-here"),
     "race_variants": (RACE, "--task", "language", "--variants", "--tune", "lr", "--steps", "1000"),
     "race_normuon": (RACE, "--task", "language", "--optimizer", "muon", "normuon", "--tune", "lr", "--steps", "1000"),
-    "step_times": (RACE, "--times"),
-    "sights": (RACE, "--study", "rms", "decay", "routing", "batch"),
-    "blocks": (RACE, "--blocks"),
-    "writing": (RACE, "--writing"),
     "originals": (RACE, "--recipe", "original", "--task", "fashion", "mnist", "--if-here"),
-    "learning": (RACE, "--summary"),
+    **{name: ("tools", "measure", name) for name in measure.OF_4},
 }
 MEASUREMENTS = {  # name, and that of its file in book/results -> what measures it
-    **{name: ("tools", "measure", name) for name in measure.TAKERS},
+    **{name: ("tools", "measure", name) for name in measure.TAKERS if name not in LEARNING},
     "planner": ("plan.py", "--measure"),
     "drills": ("18_beyond_one_machine.py", "--drill", "all"),
-    "claims": ("tools", "claims"),
-    "conformance": ("tools", "conformance"),
     "chapters": ("tools", "time_chapters"),
-    "one_line": ("tools", "one_line"),
     "ns_coefficients": ("tools", "ns_coefficients"),
-    "variant_costs": ("tools", "variant_costs"),
-    "step_ratios": ("tools", "step_ratios"),
     **LEARNING,
 }
-SHORT = ("step_times", "learning", "drills", "chapters")  # which have no --quick
+SHORT = ("drills", "chapters")  # which have no --quick
 # No chapter shows them but in its first cell, whose line is not compared; `make book` fills in pages of prose.
 UNDRAWN = {"claims", "chapters", "ns_coefficients", "one_line", "step_ratios", "variant_costs"}
 OF_16, OF_17 = {"step", "blocks"}, {"muonw", "conformance"}  # which chapters 16 and 17 show

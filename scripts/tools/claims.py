@@ -4,8 +4,6 @@ How large Muon's and AdamW's updates are, on random matrices and in training; wh
 computation say about each other; what the report's run compared, in bytes, and what whole steps would have sent; what
 its projection to several nodes adds up; how long the tutorial's runs took by its own tables; and whether a matrix is
 still one in the eyes of an optimizer under torch's FSDP, old and new.
-
-python scripts/tools claims --json book/results/claims.json
 """
 
 import itertools
@@ -128,8 +126,8 @@ def tutorial_time():
     return {data: muon / adamw for data, (muon, adamw) in seconds.items()}
 
 
-def measure():
-    """Return everything that book/results/claims.json holds; starts two ranks."""
+def measure(quick):
+    """Return everything that book/results/claims.json holds; starts two ranks. This takes seconds, quick or not."""
     from tools.reported_projection import projection
 
     ranks = launch.run(look, dp=2, tp=1)
@@ -149,8 +147,3 @@ def measure():
         "matrices_handed_over": {kind: len(ndims) for kind, ndims in handed.items()},
         "still_matrices": {kind: sum(ndim == 2 for ndim in ndims) for kind, ndims in handed.items()},
     }
-
-
-def main():
-    arguments = results.parse(__doc__, quick="changes nothing: this takes seconds")
-    results.write(arguments.json, measure())

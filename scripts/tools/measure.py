@@ -1,4 +1,4 @@
-"""Take one measurement of a chapter and write it: what `make bench` starts, each in a process of its own.
+"""Take one measurement and write it: what `make bench` starts, each in a process of its own.
 
 Chapters read the results from book/results; their workers show a reader one run. Some results go with traces, which are
 written beside them.
@@ -17,7 +17,14 @@ from muonbook import jobs, network_emulation
 from muonbook.measure import results
 
 # A measurement -> the function that takes it, given `quick`. Named, not imported: a bridge has to come before torch.
-TAKERS = {
+OF_4 = {
+    "step_times": "muonbook.ch04.stored:step_times",
+    "sights": "muonbook.ch04.stored:sights",
+    "blocks": "muonbook.ch04.stored:blocks",
+    "writing": "muonbook.ch04.stored:write",
+    "learning": "muonbook.ch04.stored:learning",
+}
+TAKERS = OF_4 | {
     "bytes": "muonbook.ch12.byte_counts:measure",
     "memory": "muonbook.ch13.memory_study:measure",
     "traces": "muonbook.ch14.stored:measure_schedules",
@@ -28,6 +35,11 @@ TAKERS = {
     "step": "muonbook.ch16.race.step_race:measure",
     "muonw": "muonbook.ch17.costs:measure",
     "divisions": "muonbook.ch18.divisions:survey",
+    "claims": "tools.claims:measure",
+    "conformance": "muonbook.ch17.kit.conformance_bench:measure",
+    "one_line": "tools.one_line:measure",
+    "variant_costs": "tools.variant_costs:measure",
+    "step_ratios": "tools.step_ratios:measure",
 }
 OVER_LINKS = ("bytes", "traces", "hiding", "regimes")  # which are also given why ranks have no networks, or None
 

@@ -2,16 +2,13 @@
 
 Both train on Alice in Wonderland, on one device, with every learning rate of a list, on several seeds; then both take
 turns on the clock, beside torch.optim.Muon with AdamW for the rest. Four replicas step with and without sharing.
-
-python scripts/tools one_line --json book/results/one_line.json
-python scripts/tools one_line --quick --json out/quick/one_line.json
 """
 
 import io
 import runpy
 import statistics
 import time
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 from muonbook.measure import interleaved_timing, results
@@ -101,7 +98,7 @@ def bytes_of(state):
 
 
 def clocks(adamw_lr, lr, rounds):
-    """Return how long a training step takes with each optimizer, over AdamW's, and its `step` over torch's Muon's."""
+    """Return how long a training step takes with each Muon, over AdamW's."""
     import torch
 
     from distmuon.models.corpus import corpus
@@ -118,23 +115,16 @@ def clocks(adamw_lr, lr, rounds):
     optimizers = {name: found if isinstance(found, tuple) else (found,) for name, found in made.items()}
     batch = corpus("alice").batch(0, task().BATCH, task().CONTEXT, 0)
 
-    def act(name, whole):
-        def step():
-            if whole:
-                task().loss_of(models[name], *batch).backward()
-            for optimizer in optimizers[name]:
-                optimizer.step()
+    def step(name):
+        task().loss_of(models[name], *batch).backward()
+        for optimizer in optimizers[name]:
+            optimizer.step()
 
-        return step
-
-    whole = interleaved_timing.take_turns({name: act(name, True) for name in makes}, rounds)
-    alone = interleaved_timing.take_turns({name: act(name, False) for name in makes}, rounds)
+    seconds = interleaved_timing.take_turns({name: partial(step, name) for name in makes}, rounds)
+    over_adamws = {name: results.spread(interleaved_timing.ratios(seconds[name], seconds["adamw"])) for name in makes}
     return {
-        "training_step_over_adamws": results.spread(interleaved_timing.ratios(whole["muonw"], whole["adamw"])),
-        "torch_muon_training_step_over_adamws": results.spread(
-            interleaved_timing.ratios(whole["torch_muon"], whole["adamw"])
-        ),
-        "step_over_torch_muons": results.spread(interleaved_timing.ratios(alone["muonw"], alone["torch_muon"])),
+        "training_step_over_adamws": over_adamws["muonw"],
+        "torch_muon_training_step_over_adamws": over_adamws["torch_muon"],
     }
 
 
@@ -162,11 +152,11 @@ def replicas(world, rounds):
     return seconds
 
 
-def main():
-    arguments = results.parse(__doc__, quick="fewer steps and seeds, for a first impression")
+def measure(quick):
+    """Return everything that book/results/one_line.json holds. quick: fewer steps, seeds and rounds."""
     from distmuon import launch
 
-    steps, seeds, rounds = (40, (0,), 3) if arguments.quick else (STEPS, (0, 1, 2), 40)
+    steps, seeds, rounds = (40, (0,), 3) if quick else (STEPS, (0, 1, 2), 40)
     print("AdamW:")
     with_adamw = sweep(adamw, ADAMW_RATES, seeds, steps)
     base = best_of(with_adamw)
@@ -178,7 +168,7 @@ def main():
     _, _, of_muonw = train(muonw(best["lr"], base["lr"]), 0, 2)
     ranks = launch.run(replicas, (rounds,), dp=RANKS)
     sums = {name: [sum(times) for times in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
-    found = {
+    return {
         "model": {"elements": sum(p.numel() for p in model.parameters()), "steps": steps, "seeds": len(seeds)},
         "tokens_per_step": task().BATCH * task().CONTEXT,
         "adamw": with_adamw,
@@ -192,4 +182,3 @@ def main():
             "cpu_shared_over_alone": results.spread(interleaved_timing.ratios(sums["shared"], sums["alone"])),
         },
     }
-    results.write(arguments.json, found)

@@ -1,8 +1,5 @@
 """Time whole training steps for the claims page: Muon's against ZeRO-1 AdamW's with more and more tokens, on four DP
 ranks of one machine, and AdamW with asynchronous all-reduces against itself without. Kept are ratios within a round.
-
-python scripts/tools step_ratios --json book/results/step_ratios.json
-python scripts/tools step_ratios --quick --json out/quick/step_ratios.json
 """
 
 from distmuon import launch
@@ -50,11 +47,6 @@ def world():
 
 
 def measure(quick):
-    """Return everything that book/results/step_ratios.json holds."""
+    """Return everything that book/results/step_ratios.json holds. quick: few rounds, and one number of tokens."""
     rows = by_tokens(2, SEQUENCES[:1]) if quick else by_tokens(24)
     return {"world": world(), "by_tokens": rows, "asynchronous_adamw": asynchronous(4 if quick else 100)}
-
-
-def main():
-    arguments = results.parse(__doc__, quick="few rounds, and one number of tokens")
-    results.write(arguments.json, measure(arguments.quick))

@@ -1,8 +1,4 @@
-"""Count what each variant of Muon costs: bytes that four ranks send, numbers that they keep, and time on one process.
-
-python scripts/tools variant_costs --json book/results/variant_costs.json
-python scripts/tools variant_costs --quick --json out/quick/variant_costs.json
-"""
+"""Count what a variant of Muon costs: bytes that four ranks send, numbers that they keep, and time on one process."""
 
 from distmuon import launch
 from muonbook.measure import interleaved_timing, results
@@ -84,7 +80,7 @@ def times(shape, rounds):
     return {name: results.spread(interleaved_timing.ratios(taken, seconds["muon"])) for name, taken in seconds.items()}
 
 
-def main():
-    arguments = results.parse(__doc__, quick="a small matrix and few rounds")
-    over_muons = times(QUICK_SHAPE if arguments.quick else SHAPE, 3 if arguments.quick else 30)
-    results.write(arguments.json, {"grids": GRIDS, "counted": counted(), "time_over_muons": over_muons})
+def measure(quick):
+    """Return everything that book/results/variant_costs.json holds. quick: a small matrix, and few rounds."""
+    over_muons = times(QUICK_SHAPE, 3) if quick else times(SHAPE, 30)
+    return {"grids": GRIDS, "counted": counted(), "time_over_muons": over_muons}

@@ -32,8 +32,6 @@ WORKERS = sorted(path for path in (worlds.ROOT / "scripts").glob("[0-9][0-9]*_*.
 WORKERS.append(worlds.ROOT / "scripts" / "plan.py")
 JOBS = {  # where the name of a job is not how it is asked for
     ("04", "--recipe"): "--recipe original --task mnist",
-    ("04", "--study"): "--study rms --json out/x.json",
-    **{("04", job): f"{job} --json out/x.json" for job in ("--blocks", "--writing", "--times", "--summary")},
     ("04", "--fetch"): "--fetch --task mnist",
     ("05", "--mistake"): "--mistake skip",
     ("14", "--traces"): "--traces out/x",
@@ -169,8 +167,6 @@ def test_a_puzzle_takes_no_other_option(monkeypatch: pytest.MonkeyPatch, number:
 @pytest.mark.parametrize(
     ("number", "line", "says"),
     [
-        ("04", "--writing --tuning-seeds 2", "--tuning-seeds does nothing with --writing; leave one of the two out."),
-        ("04", "--times --summary", "--summary does nothing with --times; leave one of the two out."),
         ("04", "--if-here", "--if-here --task digits: its data is always here; leave --if-here out."),
         ("05", "--mistake skip --show groups", "--show does nothing with --mistake; leave one of the two out."),
         ("06", "--json /proc/x", "--json does nothing by itself; it goes with --compare."),

@@ -122,11 +122,6 @@ def report_steps(recorded: Mapping[str, RecordedStep], folder: str | None) -> tu
     folder: where each optimizer's trace is written to a file of its own; None: nowhere.
     """
     agreed = [_report_step(name, *step) for name, step in recorded.items()]
-    adamw, muon = ([ledger.total for ledger in recorded[name].ledgers] for name in ("adamw", "muon"))
-    for group in ("dp", "tp"):
-        before, after = (sum(total(group=group).sent_bytes for total in totals) for totals in (adamw, muon))
-        if before:
-            print(f"Over {group.upper()} groups, Muon's ranks send {after / before:.2f} times AdamW's bytes.")
     print(f"Traces = ledgers, labels and bytes included: {all(agreed)}")
     for name, step in recorded.items() if folder else ():
         trace.save(step.trace | results.made_by(), Path(folder or "") / f"step_{name}.json.gz")

@@ -104,7 +104,7 @@ class Workload:
         return layout, list(muon), model
 
 
-@lru_cache(maxsize=16)  # contenders are predicted one after the other, and most share a map; the model is only read
+@lru_cache(maxsize=16)  # baselines are predicted one after the other, and most share a map; the model is only read
 def _planned(of: Workload, dp: int, tp: int, algorithm: str) -> tuple[Layout, list[int], Transformer]:
     import torch
 

@@ -11,7 +11,7 @@ import pytest
 import stored_pages
 import worlds
 
-from muonbook.ch04 import image_datasets, jobs, search_space, studies, sweep, tables, tasks
+from muonbook.ch04 import image_datasets, jobs, search_space, stored, sweep, tables, tasks
 from muonbook.ch04.studies import MATCHED
 from muonbook.measure import results
 
@@ -19,28 +19,16 @@ worker = import_module("04_does_it_learn")
 WORKER = str(worlds.ROOT / "scripts" / "04_does_it_learn.py")
 
 
-def stored_by(tmp_path: Path, *arguments: str) -> tuple[str, dict]:
-    """Return what the worker prints and stores, on one rank and in a few steps."""
-    target = tmp_path / "found.json"
-    ending = worlds.answer(WORKER, *arguments, "--quick", "--ranks", "1", "--json", str(target))
-    assert (ending.code, ending.err) == (0, "")
-    return ending.out, json.loads(target.read_text())
-
-
 def test_without_a_word_everything_is_tuned(tmp_path: Path) -> None:
-    said, stored = stored_by(tmp_path, "--task", "digits", "--optimizer", "sgd", "--steps", "2")
-    assert said.startswith("digits, 2 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
-    racer = stored["racers"]["sgd"]
+    small = ["--task", "digits", "--optimizer", "sgd", "--steps", "2", "--quick", "--ranks", "1"]
+    ending = worlds.answer(WORKER, *small, "--json", str(tmp_path / "found.json"))
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.startswith("digits, 2 steps of 128: held-out loss, median [range] of 5 fresh seeds\n")
+    racer = json.loads((tmp_path / "found.json").read_text())["racers"]["sgd"]
     assert all(len(racer["grid"][tuned]) > 1 for tuned in ("lr", "weight_decay", "momentum", "others"))
     assert (racer["usual"]["best"]["momentum"], racer["usual"]["best"]["others"]) == (0.9, 1.0)
     assert len(racer["held_out"]) == len(racer["usual"]["held_out"]) == 5
-    assert f"{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in said
-
-
-@pytest.mark.parametrize(("job", "count"), [("--study routing", len(studies.ROUTES)), ("--blocks", 3)])
-def test_a_first_impression_of_a_study(job: str, count: int, tmp_path: Path) -> None:
-    said, stored = stored_by(tmp_path, *job.split(), "--steps", "1", "--seeds", "1", "--tuning-seeds", "1")
-    assert (said, len(stored.get("routing", stored)["rows"])) == ("", count)
+    assert f"{racer['best']['lr']:9.3g}{racer['best']['others']:8.2g}" in ending.out
 
 
 def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
@@ -65,7 +53,6 @@ def test_data_that_is_not_here_is_said_with_the_command_that_gets_it(
         (["--recipe", "original", "--task", "digits"], "it is one for mnist, fashion"),
         (["--tuning-seeds", "4"], "--tuning-seeds 4: must be from 1 to 3"),
         (["--optimizer", "muon", "muon"], "--optimizer muon muon: name each once"),
-        (["--writing", "--optimizer", "sgd"], "--optimizer does nothing with --writing"),
         (["--fetch", "--task", "digits"], "it needs no download"),
     ],
 )
@@ -81,9 +68,6 @@ def test_the_command_line_knows_every_task_and_optimizer() -> None:
     assert tuple(image_datasets.SOURCES) == worker.FETCHED
     assert tuple(search_space.RACERS) == worker.OPTIMIZERS + worker.VARIANTS
     assert tuple(search_space.VARIANT_OPTIONS) == worker.VARIANTS
-    assert tuple(studies.STUDIES) == worker.STUDIES
-    assert all(callable(getattr(jobs, name)) for name in worker.FUNCTIONS.values())
-    assert worker.FUNCTIONS.keys() | {"--fetch"} == worker.TAKES.keys()
     assert len(sweep.TUNING_SEEDS) == 3  # which the command line offers
 
 
@@ -214,9 +198,8 @@ def test_none_of_eight_variants_is_better_on_every_seed() -> None:
 
 
 def test_the_summary_is_that_of_what_is_stored() -> None:
-    stored = results.load("learning")
-    found = jobs.sum_up(None, None)  # type: ignore[arg-type]
-    assert found == {name: stored[name] for name in found}
+    kept, found = results.load("learning"), stored.learning(quick=False)
+    assert found == {name: kept[name] for name in found}
     language = results.load("race_language")
     both = zip(language["racers"]["muon"]["held_out"], language["floor"], strict=True)
     finals = [losses[-1] - floor for losses, floor in both]

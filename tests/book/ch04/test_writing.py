@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import worlds
 
+from distmuon.launch import World
 from distmuon.models.language import Language
 from muonbook.ch04 import writing
 from muonbook.ch04.tables import stored_settings
@@ -19,7 +19,6 @@ from muonbook.ch04.writing import Word, share_in_words, words_of
 from muonbook.measure import results
 
 LEXICON = frozenset({"da", "duli", "no"})
-WORKER = str(worlds.ROOT / "scripts" / "04_does_it_learn.py")
 
 
 def test_a_text_is_its_words_and_spaces_and_nothing_else() -> None:
@@ -49,12 +48,11 @@ def test_letters_are_drawn_from_what_the_model_predicts_of_the_latest_window() -
     assert written.tolist() == [[(n + 1) % 27 for n in range(80)]] * 2
 
 
-def test_the_worker_lets_three_models_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "writing.json"
+def test_three_models_write_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "LETTERS", 30)
-    ending = worlds.answer(WORKER, "--writing", "--seeds", "1", "--steps", "4", "--ranks", "1", "--json", str(target))
-    assert (ending.code, ending.err) == (0, "")
-    found = json.loads(target.read_text())
+    alone, task = World(0, 1, 1, 1, "gloo", "cpu", 60.0, 1, 0.0), replace(TASKS["language"], steps=4)
+    found = writing.measure(alone, task, stored_settings("language"), [0])
+    assert found == json.loads(json.dumps(found))
     assert (found["steps"], found["seeds"]) == ([1, 2, 3, 4], [0])
     assert set(found["writers"]) == {"sgd", "adamw", "muon"}
     for writer in found["writers"].values():

@@ -1,7 +1,6 @@
 """Chapter 14's worker as its readers run it, the race of schedules, and what its stored results hold."""
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,6 @@ def test_recorded_steps_hold_every_collective_of_their_ledgers(tmp_path: Path) -
         assert [move for move in moves if move in trace.MOVES] == order
         counted = ", ".join(str(trace_report.summarize(rank).collectives) for rank in ranks)
         assert f"collectives by rank: {counted}\n" in ending.out
-    over_dp = re.search(r"Over DP groups, Muon's ranks send (\S+) times AdamW's bytes", ending.out)
-    assert over_dp is not None
-    assert 1.2 < float(over_dp[1]) < 1.25  # 1.25 for matrices in float32, 1 for the rest
 
 
 def test_all_schedules_do_the_same_and_take_more_memory() -> None:

@@ -1,4 +1,9 @@
-"""Hold every Muon that is here against what it claims, each in a process of its own; name those that are not."""
+"""Hold ours, torch's and others' Muons against what they claim, each in a process of its own.
+
+Others are tried where they are: installed beside torch (pip install --no-deps ...), or cloned from
+github.com/KellerJordan/Muon and github.com/microsoft/dion into a folder that PEERS names. Those that are not here are
+named.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +25,9 @@ KIT = "scripts/muon_conformance"
 LIMIT = 600.0  # seconds for one Muon: a minute where nothing else runs, many where much does
 
 
-def main(doc: str | None) -> int:
-    """Examine everybody who is here, and write --json; doc: the help. Clones are where PEERS says."""
-    arguments = results.parse(doc, "leave out the programs of torch's users")
-    results.write(arguments.json, measure(os.environ.get("PEERS"), arguments.quick))
-    return 0
-
-
-def measure(folder: str | None, quick: bool) -> dict[str, Any]:
-    """Return {"muons": name -> the kit's report}, or name -> {"missing": a sentence}.
-
-    folder: of clones. quick: without users' programs.
-    """
-    found: dict[str, Any] = {}
+def measure(quick: bool) -> dict[str, Any]:
+    """Return {"muons": name -> the kit's report, or {"missing": a sentence}}. quick: without users' programs."""
+    folder, found = os.environ.get("PEERS"), dict[str, Any]()
     for name, muon in EXAMINED.items():
         version = version_of(muon, folder)
         if version is None:
