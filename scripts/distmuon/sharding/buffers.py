@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec, plan
+from distmuon.sharding.warning import warn_user
 
 _numbers = itertools.count()
 
@@ -80,6 +81,8 @@ class ShardedBuffers:
         self._addresses = [home.data_ptr() for home in (*self.parameter_homes, *self.gradient_homes)]
         self._number = next(_numbers)
         self._shared: set[int] = set()  # indices of the parameters that stay in shared memory
+        self._warned_of_formats = False
+        self._warn_of_formats(range(len(self.parameters)))
         for index, p in enumerate(self.parameters):
             p.sharded_by = self._number  # type: ignore[attr-defined]
             self._take_in(index)
@@ -119,6 +122,7 @@ class ShardedBuffers:
         """
         touched = self._versions != [p._version for p in self.parameters]
         self._renew_homes()
+        self._warn_of_formats(i for i, p in enumerate(self.parameters) if p.data_ptr() != self._addresses[i])
         for index, (name, p, home) in enumerate(zip(self.names, self.parameters, self.parameter_homes, strict=True)):
             if not hasattr(p, "sharded_by"):  # `swap_tensors` takes along what was written on a tensor
                 vars(p).update(self._marks[index])
@@ -162,11 +166,24 @@ class ShardedBuffers:
             behind.append(bucket)
         return behind
 
+    def _warn_of_formats(self, moving_in: Iterable[int]) -> None:
+        """Warn, once, of kernels that lie in another order than the flat storage has, for the sake of convolutions."""
+        candidates = [(self.names[index], self.parameters[index]) for index in moving_in]
+        others = [name for name, p in candidates if p.ndim > 3 and not p.is_contiguous() and not _stays(p)]
+        if others and not self._warned_of_formats and self.grid.world.rank == 0:
+            more = f" and {len(others) - 1} more" if others[1:] else ""
+            warn_user(
+                f"parameter {others[0]!r}{more} is not contiguous, as in torch.channels_last, and a sharded "
+                "optimizer lays parameters out row by row: the numbers are the same, and a convolution may be slower; "
+                "MuonW leaves parameters as they are.",
+            )
+        self._warned_of_formats |= bool(others)
+
     def _take_in(self, index: int) -> bool:
         """Let a parameter live in its home, or keep a copy there of one in shared memory; return whether it changed."""
         p, home = self.parameters[index], self.parameter_homes[index]
         self._shared.discard(index)
-        if p.device.type == "cpu" and p.is_shared():  # torch says so of all CUDA tensors, whose storage never moves
+        if _stays(p):
             self._shared.add(index)
             changed = not torch.equal(p.data, home)
             if changed:
@@ -206,6 +223,12 @@ class ShardedBuffers:
                 gradient = self.flat_gradients[bucket.buffer_idx][meta.local_range.as_slice]
                 pieces.append(Piece(index, meta, weight, gradient))
         return pieces
+
+
+def _stays(parameter: Tensor) -> bool:
+    """Return whether a parameter keeps its own memory, because other processes may look at it."""
+    # torch says so of all CUDA tensors, whose storage never moves
+    return parameter.device.type == "cpu" and parameter.is_shared()
 
 
 def follow_writes_(master: Tensor, rounded: Tensor) -> None:

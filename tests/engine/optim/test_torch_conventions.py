@@ -622,6 +622,55 @@ def test_what_holds_no_parameters_is_refused_and_a_parameter_list_is_taken(kind:
     OURS[kind]([{"params": nn.ParameterList([nn.Parameter(torch.ones(2, 2))])}])
 
 
+# ---- Memory formats ---------------------------------------------------------------------------------------
+
+
+def convolutions(kind: str, memory_format: torch.memory_format) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False))
+    options = {} if kind == "Zero1AdamW" else {"matrices": "flattened"}
+    model.to(memory_format=memory_format)  # type: ignore[call-overload]
+    return model, OURS[kind]([{"params": [*model.named_parameters()], **options}])
+
+
+def formats_of(model: nn.Module) -> list[bool]:
+    return [p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters()]
+
+
+def train_convolutions(model: nn.Module, optimizer: Optimizer, memory_format: torch.memory_format) -> None:
+    for seed in range(3):
+        for p in model.parameters():
+            p.grad = gaussian(*p.shape, seed=seed).to(memory_format=memory_format)
+        optimizer.step()
+
+
+@each
+def test_kernels_in_channels_last_stay_so_or_it_is_said_that_they_do_not(kind: str) -> None:
+    last = torch.channels_last
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model, optimizer = convolutions(kind, last)
+        train_convolutions(model, optimizer, last)
+        model.to(memory_format=last)  # type: ignore[call-overload]
+        train_convolutions(model, optimizer, last)
+    told = [str(each.message) for each in said if "channels_last" in str(each.message)]
+    assert formats_of(model) == [kind not in SHARDED] * 2
+    assert len(told) == (kind in SHARDED)
+    assert all("parameter '0.weight' and 1 more" in words and words.endswith(".") for words in told)
+
+
+@each
+def test_a_memory_format_moves_no_bit(kind: str) -> None:
+    ends = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, optimizer = convolutions(kind, memory_format)
+            train_convolutions(model, optimizer, memory_format)
+        ends.append(state_of(model))
+    assert torch.equal(*ends)
+
+
 # ---- Clipping ---------------------------------------------------------------------------------------------
 
 
