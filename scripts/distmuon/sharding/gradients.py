@@ -122,6 +122,7 @@ class GradientViews:
                 self._empty(index)
                 continue
             present.add(index)
+            # to_dense: of one that was set by hand; autograd adds a sparse one to the home, which is dense, by itself
             external = p.grad.detach().to_dense() if p.grad.is_sparse else p.grad.detach()
             if not _same_place(external, home):
                 flats = self.buffers.flat_gradients

@@ -622,6 +622,29 @@ def test_what_holds_no_parameters_is_refused_and_a_parameter_list_is_taken(kind:
     OURS[kind]([{"params": nn.ParameterList([nn.Parameter(torch.ones(2, 2))])}])
 
 
+# ---- Sparse gradients -------------------------------------------------------------------------------------
+
+
+@each_sharded
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_sparse_gradient_is_a_dense_one_in_a_flat_buffer(kind: str, by_hand: bool) -> None:
+    ends = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = nn.Embedding(7, 3, sparse=sparse)
+        groups = [{"params": [*table.named_parameters()], "algorithm": "adamw"}]
+        optimizer = OURS[kind](groups)
+        for step in range(2):
+            if by_hand:
+                gradient = torch.zeros(7, 3).index_fill_(0, torch.tensor([1, 4]), 0.5 + step)
+                table.weight.grad = gradient.to_sparse() if sparse else gradient
+            else:
+                table(torch.tensor([1, 4, 1])).square().sum().backward()
+            optimizer.step()
+        ends.append(state_of(table))
+    assert torch.equal(*ends)
+
+
 # ---- Memory formats ---------------------------------------------------------------------------------------
 
 
