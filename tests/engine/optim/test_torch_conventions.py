@@ -634,9 +634,9 @@ def test_a_sparse_gradient_is_a_dense_one_in_a_flat_buffer(kind: str, by_hand: b
         table = nn.Embedding(7, 3, sparse=sparse)
         groups = [{"params": [*table.named_parameters()], "algorithm": "adamw"}]
         optimizer = OURS[kind](groups)
-        for step in range(2):
+        for number in range(2):
             if by_hand:
-                gradient = torch.zeros(7, 3).index_fill_(0, torch.tensor([1, 4]), 0.5 + step)
+                gradient = torch.zeros(7, 3).index_fill_(0, torch.tensor([1, 4]), 0.5 + number)
                 table.weight.grad = gradient.to_sparse() if sparse else gradient
             else:
                 table(torch.tensor([1, 4, 1])).square().sum().backward()
