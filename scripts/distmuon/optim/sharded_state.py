@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from distmuon.optim.options import (
     check_complete,
+    check_count,
     check_flag,
     check_number,
     check_options,
@@ -300,6 +301,7 @@ class ShardedState(CheckedState):
         groups = state_dict["param_groups"]
         check_maker(groups, self.MADE_BY, *SHARDED)
         saved, mine = state_dict["place"], self._place()
+        check_count("steps in this state", state_dict.get("steps"), 0)
         if saved != mine:
             key = next(key for key in mine if saved.get(key) != mine[key])
             short = f": {saved.get(key)} instead of {mine[key]}" if key in ("grid", "rank") else ""

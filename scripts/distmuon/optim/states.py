@@ -54,6 +54,8 @@ class CheckedState(torch.optim.Optimizer):
 
         Raises ValueError, saying what differs, before anything has changed.
         """
+        if not isinstance(state_dict, Mapping):  # of which torch makes a copy before it asks anyone
+            _refuse_no_state(state_dict)
         last = self.register_load_state_dict_pre_hook(lambda _, state: self._set_aside(state))
         first = self.register_load_state_dict_post_hook(lambda _: self._put_in(*self._incoming), prepend=True)
         try:
@@ -70,6 +72,7 @@ class CheckedState(torch.optim.Optimizer):
 
     def _set_aside(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Check and order a state; keep its tensors from torch, which would round all to the parameters' dtype."""
+        _refuse_no_state(state_dict)
         groups = self._in_order(state_dict)
         numbers = [number for group in groups for number in group["params"]]
         self._incoming = [state_dict["state"].get(number, {}) for number in numbers], state_dict
@@ -91,6 +94,27 @@ class CheckedState(torch.optim.Optimizer):
 
 
 # ---- What fits --------------------------------------------------------------------------------------------
+
+
+def _refuse_no_state(given: Any) -> None:
+    """Raise ValueError for what does not look like a state of any optimizer's: another part of a checkpoint, or all."""
+    parts = dict(given) if isinstance(given, Mapping) else {}
+    state, groups = parts.get("state"), parts.get("param_groups")
+    has_states = isinstance(state, Mapping) and all(isinstance(one, Mapping) for one in state.values())
+    has_groups = isinstance(groups, list | tuple) and all(
+        isinstance(one, Mapping) and "params" in one for one in groups
+    )
+    if has_states and has_groups:
+        return
+    what = f"a dict of {_listed_names(parts)}" if parts else f"a {type(given).__name__}"
+    raise ValueError(
+        f"this is no state of an optimizer, but {what}; give what its state_dict() returned, "
+        '{"state": ..., "param_groups": ...}.'
+    )
+
+
+def _listed_names(parts: Mapping[Any, Any]) -> str:
+    return ", ".join(map(repr, [*parts][:3])) + (" and others" if len(parts) > 3 else "")
 
 
 def check_maker(groups: Sequence[Group], *makers: str) -> None:

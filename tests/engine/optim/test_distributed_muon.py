@@ -110,7 +110,7 @@ def named(name: str, tensor: Tensor) -> list[tuple[str, nn.Parameter]]:
         (ValueError, "strategy is 'gossip'; choose one of .*gather_all", build([matrix()], strategy="gossip")),
         (ValueError, "on_nonfinite is 'shrug'; choose one of raise, skip", build([matrix()], on_nonfinite="shrug")),
         (TypeError, "'every' .*; DistributedMuon has lr", build([matrix()], strategy_options={"every": 5})),
-        (ValueError, "bucket_size=0", build([matrix()], bucket_size=0)),
+        (ValueError, "bucket_size is 0", build([matrix()], bucket_size=0)),
         (TypeError, "gather_dtype is 'bf16'.*torch.bfloat16", build([matrix()], gather_dtype="bf16")),
         (ValueError, "AdamW refuses its group: .*1.5",
          build([{"params": [matrix()], "algorithm": "adamw", "betas": (0.9, 1.5)}])),

@@ -8,7 +8,7 @@ import mesh_checks as work
 import pytest
 import torch
 from checks import on_every_rank
-from helpers_math import gaussian, message
+from helpers_math import gaussian
 from torch import nn
 from torch.distributed.tensor import Shard
 
@@ -24,12 +24,6 @@ test_on_tp = on_every_rank("mesh_checks", "tp", dp=6)
 test_on_experts = on_every_rank("mesh_checks", "experts", dp=4)
 test_on_replicas = on_every_rank("mesh_checks", "replicas", dp=3)
 test_on_three_ranks = on_every_rank("muonw_checks", dp=3)
-
-
-def test_a_bucket_holds_something() -> None:
-    with pytest.raises(ValueError, match="bucket_size is 0; give a number of elements, 1 or more") as error:
-        MuonW([nn.Parameter(gaussian(3, 4))], bucket_size=0)
-    message(error)
 
 
 def test_a_short_gradient_is_left_as_it_is_and_a_negative_bound_refused() -> None:

@@ -286,6 +286,39 @@ def test_a_damaged_state_is_refused(kind: str, change: Callable[[dict[str, Any]]
     assert same(before, everything(model, optimizer))
 
 
+NO_STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "nothing": (lambda s: None, "but a NoneType; give what its state_dict"),
+    "a checkpoint with more in it": (
+        lambda s: {"model": {}, "optimizer": s},
+        "but a dict of 'model', 'optimizer'; give",
+    ),
+    "no groups": (lambda s: s | {"param_groups": None}, "but a dict of 'state', 'param_groups'"),
+    "groups of nothing": (lambda s: s | {"param_groups": [{}]}, "but a dict of 'state', 'param_groups'"),
+    "no tensors": (lambda s: s | {"state": {0: None}}, "but a dict of 'state', 'param_groups'"),
+}
+
+
+@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("case", NO_STATES)
+def test_what_is_no_state_is_refused_in_a_sentence(kind: str, case: str) -> None:
+    model, optimizer = trained(kind)
+    before, (change, says) = everything(model, optimizer), NO_STATES[case]
+    with pytest.raises(ValueError, match=f"this is no state of an optimizer, {says}") as error:
+        optimizer.load_state_dict(change(optimizer.state_dict()))
+    message(error)
+    assert same(before, everything(model, optimizer))
+
+
+@pytest.mark.parametrize("kind", ["DistributedMuon", "Zero1AdamW"])
+def test_a_sharded_state_counts_its_steps(kind: str) -> None:
+    model, optimizer = trained(kind)
+    before = everything(model, optimizer)
+    with pytest.raises(ValueError, match="steps in this state is None; give a whole number") as error:
+        optimizer.load_state_dict(optimizer.state_dict() | {"steps": None})
+    message(error)
+    assert same(before, everything(model, optimizer))
+
+
 def test_a_state_without_master_weights_is_refused() -> None:
     model = SmallNet().bfloat16()
     optimizer = DistributedMuon(model.named_parameters(), Grid.alone(), lr=0.02)
