@@ -57,7 +57,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (supervise, "run_local"),
         (rank, "run_alone"),
         (ch04_jobs, "fetch"),
-        (byte_counts, "algorithms_on"),
+        (byte_counts, "compared_on"),
         (byte_counts, "ratios_on"),
         (survey, "survey"),
         (plan_page, "search"),
