@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from distmuon.optim.options import check_count
 from distmuon.sharding.consistency import check_same, fingerprints, raise_together
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.tensor_parallel import tp_split_dim
@@ -75,6 +76,7 @@ def certify(
     """
     grid = with_own_ledger(Grid.of(grid))
     with raise_together(grid, "certify", "call it alike on every rank"):
+        _check_arguments(make_model, make_optimizer, make_reference, loss, steps, micro_batches)
         held = batches if isinstance(batches, Sequence) else list(itertools.islice(batches, steps))
         steps, pieces = len(held) if steps is None else steps, micro_batches * grid.dp.size
         problem = Problem(make_model, held, loss or _cross_entropy, make_optimizer, steps, pieces, dtype, seed)
@@ -93,6 +95,20 @@ def certify(
     evidence = gather_evidence(problem, grid, train_on_grid(problem, grid))
     ledgers = gather((evidence.exact.counted, evidence.exact.predicted), grid)
     return None if ledgers is None else judge(problem, evidence, grid.device, ledgers)
+
+
+def _check_arguments(
+    make_model: Any, make_optimizer: Any, make_reference: Any, loss: Any, steps: Any, micro_batches: Any
+) -> None:
+    """Raise ValueError for what is no function where one is asked for, and for numbers that are none."""
+    functions = {"make_model": make_model, "make_optimizer": make_optimizer}
+    functions |= {} if make_reference is None else {"make_reference": make_reference}
+    for name, given in (functions | ({} if loss is None else {"loss": loss})).items():
+        if not callable(given) or isinstance(given, nn.Module):  # a model can be called, too
+            raise ValueError(f"{name} is a {type(given).__name__}; give a function, which is called for every row.")
+    if steps is not None:
+        check_count("steps", steps, 1)
+    check_count("micro_batches", micro_batches, 1)
 
 
 def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -114,8 +130,6 @@ def _check_numbers(problem: Problem, dp: int) -> None:
             "for each."
         )
     micro_batches = problem.micro_batches // dp
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches is {micro_batches}; give 1 or more.")
     for number in range(problem.steps):
         rows = rows_of(problem.batches[number])
         if rows == 0 or rows % problem.micro_batches:

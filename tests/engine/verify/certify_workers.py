@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -181,6 +181,9 @@ REFUSED: dict[str, Case] = {
     "no loss": (Tied, muon(), {"batches": TOKENS.unbind()}),
     "rows": (Tied, muon(), {"micro_batches": 3}),
     "none": (Tied, muon(), {"micro_batches": 0}),
+    "text": (Tied, muon(), {"steps": "2"}),
+    "a model": (Tied(), muon(), {}),
+    "an optimizer": (Tied, cast("Any", torch.optim.SGD(Tied().parameters())), {}),
     "steps": (Tied, muon(), {"steps": 4}),
     "dtype": (Tied, muon(), {"dtype": torch.float16}),
     "stranger": (Tied, lambda model, grid: torch.optim.RMSprop(model.parameters()), {}),
