@@ -35,7 +35,6 @@ MEASUREMENTS = {  # name, and that of its file in book/results -> what measures 
     "planner": ("plan.py", "--measure"),
     "drills": ("18_beyond_one_machine.py", "--drill", "all"),
     "chapters": ("tools", "time_chapters"),
-    "ns_coefficients": ("tools", "ns_coefficients"),
     **LEARNING,
 }
 SHORT = ("drills", "chapters")  # which have no --quick

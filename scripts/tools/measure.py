@@ -37,6 +37,7 @@ TAKERS = OF_4 | {
     "divisions": "muonbook.ch18.divisions:survey",
     "claims": "tools.claims:measure",
     "conformance": "muonbook.ch17.kit.conformance_bench:measure",
+    "ns_coefficients": "tools.ns_coefficients:measure",
     "one_line": "tools.one_line:measure",
     "variant_costs": "tools.variant_costs:measure",
     "step_ratios": "tools.step_ratios:measure",

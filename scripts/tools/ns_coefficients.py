@@ -1,9 +1,6 @@
 """Try all published coefficients of Newton–Schulz, in every form, in half precision, on chapter 16's spectra.
 
 What each costs is counted, and timed in turns in float32, which every processor multiplies at full speed.
-
-python scripts/tools ns_coefficients
-python scripts/tools ns_coefficients --quick --json out/quick/ns_coefficients.json
 """
 
 from muonbook.measure import interleaved_timing, results
@@ -134,15 +131,8 @@ def act(x, name):
     return lambda: newton_schulz(x, len(coefficients), coefficients, compute_dtype=torch.float32, form="standard")
 
 
-def main():
-    arguments = results.parse(__doc__, quick="small matrices and few rounds")
-    shapes = QUICK_SHAPES if arguments.quick else SHAPES
-    rows = judged(errors(*shapes))
-    for row in rows:
-        print(f"{row['coefficients']:20}{row['form']:34}fails {row['fails']:2} of {row['spectra']}", flush=True)
-    taken = costs(3 if arguments.quick else 30)
-    for name, cost in taken.items():
-        time = cost["time 512x2048"]["median"]
-        print(f"{name:20}{cost['products']:3} products, {time:.2f} of the time at 512 x 2048")
-    if arguments.json:
-        results.write(arguments.json, {"shapes": [list(shape) for shape in shapes], "rows": rows, "costs": taken})
+def measure(quick):
+    """Return what `make bench` stores. quick: small matrices and few rounds."""
+    shapes = QUICK_SHAPES if quick else SHAPES
+    rows, taken = judged(errors(*shapes)), costs(3 if quick else 30)
+    return {"shapes": [list(shape) for shape in shapes], "rows": rows, "costs": taken}

@@ -5,7 +5,6 @@ Chapters 4 and 12 to 15 and the claims page read numbers from book/results; noth
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -42,19 +41,6 @@ def made_by() -> dict[str, Any]:
     if "--json" in words[:-1]:
         del words[(place := words.index("--json")) : place + 2]
     return {"machine": jobs.machine(), "commit": commit(), "command": " ".join(words)}
-
-
-def parse(doc: str | None, quick: str) -> argparse.Namespace:
-    """Return the arguments of a tool that only measures: --quick, with this help, and --json FILE, found writable.
-
-    It prints none of its results: they are for the pages.
-    """
-    parser = launch.parser(doc)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--json", metavar="FILE", required=True, help="write what was measured to this file")
-    arguments = parser.parse_args()
-    launch.check_writable("--json", arguments.json)
-    return arguments
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
