@@ -82,7 +82,7 @@ def test_what_ranks_hold_adds_up(degrees: Degrees, optimizer: str) -> None:
     assert plan.held["parameters"] > 0
 
 
-UNEVEN = [(SMALL, Degrees(4, 2, 3, 2)), (DENSE, Degrees(4, 1, 4)), (SMALL, Degrees(6, 2, 2, 3))]
+UNEVEN = [(SMALL, Degrees(4, 2, 3, 2)), (DENSE, Degrees(4, 1, 6)), (SMALL, Degrees(6, 2, 2, 3))]
 
 
 @pytest.mark.parametrize(("shape", "degrees"), UNEVEN, ids=str)
@@ -94,7 +94,6 @@ def test_a_world_is_as_slow_as_its_slowest_stage_and_as_full_as_its_fullest_rank
     plan = WorldPlan(setting(shape, degrees, optimizer))
     every = [stage for stage in plan.stages for _ in stage.weights.numbers]
     assert len(every) == degrees.pp
-    assert len({len(stage.weights.numbers) for stage in plan.stages}) > 1 or len(plan.stages) == degrees.pp
     held, sent = [stage.held for stage in every], [np.sum([*stage.sent.values()], axis=0) for stage in every]
     assert plan.fullest[2] == max(each.max() for each in held) > np.mean(held)
     assert plan.mean_worst == pytest.approx(np.mean(held))
