@@ -15,6 +15,7 @@ from muonbook.planner import algorithms
 from muonbook.planner.choices import search
 from muonbook.planner.fabrics import FABRICS, NODE
 from muonbook.planner.model_shapes import MODELS, Experts, Shape
+from muonbook.planner.parts import every_rank
 from muonbook.planner.stages import Degrees, all_degrees, check_degrees, stage_of, stages, tp_choices
 from muonbook.planner.world_plan import HELD, KEPT, OPTIMIZERS, StagePlan, WorldPlan, WorldSetting
 
@@ -125,10 +126,16 @@ def test_a_tied_embedding_and_shared_out_experts_take_their_time() -> None:
     first, link = plan.stages[0], plan.setting.fabric.ring(2, 4)
     table = 4 * 512 * DENSE.width  # 500 tokens and padding, in float32; an all-reduce of two sends all of it once
     assert first.update_seconds()["tied embedding"] == pytest.approx(table / link.bytes_per_second)
-    fabric = FABRICS["nvlink_ethernet"]
-    near = replace(setting(SMALL, Degrees(12, 1, 1, 6)), network=fabric)  # the two that hold the same are in two nodes
-    took = WorldPlan(near).seconds["gradients"]
-    assert took > 4 * WorldPlan(replace(near, network=replace(fabric, between=fabric.inside))).seconds["gradients"]
+    plan = WorldPlan(setting(SMALL, Degrees(24, 1, 1, 12)))  # the two that hold the same experts are in two nodes
+    (stage,), fabric = plan.stages, plan.setting.fabric
+    links = {"": fabric.ring(24, 1), "expert ": fabric.ring(2, 12)}
+    assert links["expert "] != fabric.ring(2, 1)
+    took = []
+    for name, link in links.items():
+        part = stage.parts[name]
+        assert isinstance(part, every_rank.Zero1Part)
+        took.append(every_rank.outer_messages(part.world)["gradients"].seconds({"dp": link}))
+    assert stage.update_seconds()["gradients"] == pytest.approx(sum(took))
 
 
 def test_activations_are_gone_when_an_update_begins() -> None:
