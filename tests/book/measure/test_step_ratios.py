@@ -26,6 +26,17 @@ def test_a_ratio_is_that_of_the_slowest_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert not found["equal_parameters"]
 
 
+def test_a_step_is_told_over_that_of_adamw_and_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon's on the slower rank takes 3 s there, AdamW's 2 s; the other rank is quicker with both."""
+    names = ("zero1", *step_ratios.TIMED_TOO)
+    slow, quick = ({name: {"seconds": [all_ - (name == "zero1")]} for name in names} for all_ in (3.0, 2.0))
+    world = {(step_ratios.RANKS, 1): slow}, {(step_ratios.RANKS, 1): quick}
+    monkeypatch.setattr(step_ratios.launch, "run", lambda *_, **__: list(world))
+    (row,) = step_ratios.by_tokens(rounds=1, sequences=(4,))
+    assert row["tokens_per_rank"] == 4 * step_ratios.TIMED.context
+    assert {name: row[name]["median"] for name in step_ratios.TIMED_TOO} == dict.fromkeys(step_ratios.TIMED_TOO, 1.5)
+
+
 def test_the_stored_ratios_are_of_the_world_that_the_job_starts_today() -> None:
     stored = results.load("step_ratios")
     assert stored["world"] == step_ratios.world()

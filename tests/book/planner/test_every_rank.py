@@ -12,11 +12,12 @@ from distmuon.optim.strategies.costs import PlannedRank
 from distmuon.optim.strategies.periodic import OPTIONS
 from distmuon.verify.model_states import predict_shards
 from distmuon.verify.prediction import predict_step, predict_transient, predict_work
+from muonbook.planner.cost_model import LinkCost
 from muonbook.planner.fabrics import FABRICS
 from muonbook.planner.model_shapes import MODELS, Experts
 from muonbook.planner.owned_worlds import QUICK, plan_part
 from muonbook.planner.parts import every_rank
-from muonbook.planner.planned_worlds import PlannedWorld, undominated
+from muonbook.planner.planned_worlds import Load, PlannedWorld, undominated
 from muonbook.planner.priced_worlds import PricedWorld
 
 GRIDS = [(4, 2, 3_000_000), (6, 1, 20_000_000), (3, 4, 2**62), (16, 2, 400_000)]
@@ -114,3 +115,16 @@ def test_a_step_allocates_on_the_worst_rank_what_the_prediction_bounds(part: Pla
 def test_what_a_bucket_waits_for_are_those_whom_nobody_exceeds_in_everything() -> None:
     columns = np.array([[1, 3, 2, 1, 3], [5, 1, 4, 4, 1]])
     assert undominated(columns) == ((3, 1), (2, 4), (1, 5))
+
+
+@pytest.mark.parametrize("part", [("gather_cut", (3, 4, 2**62))], indirect=True)
+def test_a_move_takes_what_the_rank_sends_that_sends_most(part: PlannedWorld) -> None:
+    sent = part.momentum_sent()
+    assert any(each.max() > each.mean() for each in sent)
+    assert every_rank.outer_messages(part)["momentum"].sent_bytes == sum(int(each.max()) for each in sent)
+
+
+def test_a_bucket_waits_for_its_slowest_rank_in_the_gather_and_at_the_end() -> None:
+    loads = (Load(calls=0, sent_bytes=0, flops=10), Load(calls=2, sent_bytes=4, flops=1))
+    found = every_rank.orthogonalizing_seconds({loads: 3}, 2, LinkCost(1.0, 1.0), 1.0)
+    assert found == {"tp_gather": 3 * (2 + 4), "orthogonalizing": 3 * 10}
