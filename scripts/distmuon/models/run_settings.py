@@ -14,6 +14,7 @@ from typing import Any
 from distmuon import launch
 from distmuon.launch.cli import option_of
 from distmuon.models.corpus import corpus
+from distmuon.models.learning_rate import SCHEDULES, share_at
 from distmuon.optim import strategies
 
 LEAST = 0.01  # of the peak: after the warm-up the learning rate is never lower
@@ -43,7 +44,7 @@ class RunSettings:
     dtype: str = option("float32", "of the arithmetic; weights are updated in float32", ("float32", "bfloat16"))
     lr: float = option(0.01, "highest learning rate, for Muon and AdamW alike")
     weight_decay: float = option(0.1, "for both, times the learning rate")
-    schedule: str = option("cosine", "of the learning rate, after the warm-up", ("cosine", "linear", "constant"))
+    schedule: str = option("cosine", "of the learning rate, after the warm-up", SCHEDULES)
     warmup: int = option(10, "steps in which the learning rate rises")
     steps: int = option(200, "at which the run is finished")
     batch: int = option(32, "sequences per step, of all ranks together")
@@ -68,11 +69,7 @@ class RunSettings:
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, 1 to `steps`: up in the warm-up, then down along the schedule."""
-        if step <= self.warmup:
-            return self.lr * (step / self.warmup)
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        down = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
-        return self.lr * max(LEAST, down[self.schedule])
+        return self.lr * share_at(step, self.steps, self.warmup, self.schedule, LEAST)
 
 
 def parse(doc: str | None, words: list[str] | None = None) -> tuple[argparse.Namespace, RunSettings]:

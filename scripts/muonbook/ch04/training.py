@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distmuon.models.digits import batch_rows
+from distmuon.models.learning_rate import share_at
 from muonbook.ch04.search_space import RACERS, Setting
 from muonbook.ch04.tasks import LearningTask, loss_of
 
@@ -40,9 +41,7 @@ class Outcome:
 def share_of_lr(step: int, steps: int) -> float:
     """Return by what the learning rate is multiplied at `step`, 0 to steps - 1."""
     warmup = max(1, steps // 20)
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+    return share_at(step + (step < warmup), steps, warmup)  # the peak lasts two steps
 
 
 def look_at(steps: int) -> list[int]:
