@@ -9,8 +9,8 @@ torch.
     muon_cut      `gather_cut`, flat: what a shard boundary cuts, among its owners: what the paper's author asks for
     muon_owner    `owner`: nothing over DP; no shard cuts a matrix (chapter 16)
 
-`measure.trainers` makes those that wrap torch's DDP, ZeRO and FSDP2, and `runnable_baselines` has all that run, with what
-is predicted of them.
+`measure.trainers` makes those that wrap torch's DDP, ZeRO and FSDP2; `runnable_baselines` has all that run, and what is
+predicted of them.
 
 Source: Liu et al. 2025, section 2.3; its author on layouts: NVIDIA/Megatron-LM, PR 1428, 27 February 2025.
 """

@@ -14,20 +14,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from distmuon.optim.batches import batches, matrices_in
 from distmuon.optim.coefficients import Coefficients
-from distmuon.optim.fast_paths import BATCH, batching_pays
+from distmuon.optim.fast_paths import batching_pays
 from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
 from distmuon.optim.newton_schulz import ComputeDtype, Form, Norm, newton_schulz_
 from distmuon.optim.normalization import InputNorm, OutputNorm, adapt_rows_, equalize_input_, normalize_output_
 from distmuon.optim.options import (
     MUON_DEFAULTS,
-    NORM_OPTIONS,
     NS_OPTIONS,
     MomentumKind,
     ScaleKind,
@@ -50,8 +50,8 @@ from distmuon.optim.param_groups import (
 from distmuon.optim.states import check_shapes, kept, kept_rows, rows_kept
 from distmuon.sharding.hooks import NEWTON_SCHULZ, of_kind
 from distmuon.sharding.local_views import LocalView
-from distmuon.sharding.matrices import Matrices, MatrixLayout, kind_of, parts
-from distmuon.sharding.tensor_lists import apart, cast, copy_each_, each, runs
+from distmuon.sharding.matrices import Matrices, MatrixLayout, parts
+from distmuon.sharding.tensor_lists import apart, cast, copy_each_, each, places_by, runs
 
 # ---- The arithmetic ---------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ def decay_cautiously_(
 ) -> None:
     """Take decay in place where the update makes the weight smaller, too (Chen et al. 2025, arXiv 2510.12402)."""
     signs = each("sign", weights)
-    for (dtype, of_update), places in _places_by((w.dtype, o.dtype) for w, o in zip(weights, updates, strict=True)):
+    for (dtype, of_update), places in places_by((w.dtype, o.dtype) for w, o in zip(weights, updates, strict=True)):
         # widened before it is asked for its sign, and narrowed after, since what is tiny would become 0
         wide = cast([updates[i] for i in places], torch.promote_types(dtype, of_update))
         each("mul_", [signs[i] for i in places], cast(each("sign", wide), dtype))
@@ -166,7 +166,7 @@ def momentum_of_all_(
     """Update momentum under the options of many groups: on a GPU a few launches for all tensors that share them."""
     inputs: list[Any] = [None] * len(buffers)
     settings = [(_number(g["momentum"]), g["nesterov"], g["momentum_kind"]) for g in groups]
-    for (options, _), places in _places_by((s, m.dtype) for s, m in zip(settings, buffers, strict=True)):
+    for (options, _), places in places_by((s, m.dtype) for s, m in zip(settings, buffers, strict=True)):
         fed = momentum_([buffers[i] for i in places], [gradients[i] for i in places], *options)
         for i, u in zip(places, fed, strict=True):
             inputs[i] = u
@@ -180,28 +180,20 @@ def decay_and_apply_(
 ) -> None:
     """Decay and move weights under the options of many groups, as `momentum_of_all_` does."""
     settings = [(_number(g["lr"]), _number(g["weight_decay"]), g["cautious_decay"]) for g in groups]
-    for (lr, weight_decay, cautious), places in _places_by(settings):
+    for (lr, weight_decay, cautious), places in places_by(settings):
         if cautious:
             found = [part for i in places for part in parts[i]]
             decay_cautiously_([part.weight for part in found], [part.update for part in found], lr, weight_decay)
         else:
             decay_([weights[i] for i in places], lr, weight_decay)
     every = [part for of_weight in parts for part in of_weight]
-    for (lr, factor), places in _places_by((_number(part.lr), part.factor) for part in every):
+    for (lr, factor), places in places_by((_number(part.lr), part.factor) for part in every):
         apply_([every[i].weight for i in places], [every[i].update for i in places], lr, factor)
 
 
 def _number(option: Any) -> Any:
     """Return an option as a number or a tensor, which can be keys; one that is an array of numpy's cannot."""
     return option if isinstance(option, Tensor) else float(option)
-
-
-def _places_by(keys: Iterable[Any]) -> Iterable[tuple[Any, list[int]]]:
-    """Return the places of each key among the keys."""
-    by_key: dict[Any, list[int]] = {}
-    for place, key in enumerate(keys):
-        by_key.setdefault(key, []).append(place)
-    return by_key.items()
 
 
 @of_kind(NEWTON_SCHULZ)
@@ -274,52 +266,6 @@ def _orthogonalize_parts(
         for place, view in zip(places, views, strict=True):
             view.copy_(place)
     return inputs
-
-
-def matrices_in(
-    tensor: Tensor,  # contiguous
-    division: MatrixLayout,
-) -> list[tuple[tuple[int, int], Tensor]]:
-    """Return the matrices in a tensor, those of one shape in one view: ([a, b], view), in row-major order [n, a, b].
-
-    A matrix whose rows lie in several TP blocks has no view of that shape, but one that holds its elements in order.
-    """
-    found = parts(division.matrices, tensor.shape)
-    if kind_of(division.matrices) == "columns":
-        (part,) = found
-        return [(part.shape, tensor.unflatten(1, (part.number, -1)).movedim(1, 0))]
-    rows = [part.number * part.shape[0] // division.blocks for part in found]
-    blocks = tensor.view(division.blocks, sum(rows), -1)  # [blocks, rows of each, b]
-    return [(part.shape, view) for part, view in zip(found, blocks.split(rows, 1), strict=True)]
-
-
-def batches(
-    tensors: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], divisions: Sequence[MatrixLayout] = ()
-) -> list[list[int]]:
-    """Return which tensors to orthogonalize together: those of small matrices of equal shape under equal options, as
-    many as `fast_paths.BATCH` has room for.
-
-    groups: the parameter group of each tensor. One with `batched=False` keeps its matrices alone, which is what a
-        bitwise comparison needs: a batched product may be summed in another order than a single one.
-    divisions: as for `orthogonalize`.
-    """
-    divisions = divisions or [MatrixLayout(group["matrices"]) for group in groups]
-    stacks: dict[tuple[Any, ...], list[int]] = {}
-    for index, (tensor, group, division) in enumerate(zip(tensors, groups, divisions, strict=True)):
-        shapes = {tuple(tensor.shape)}
-        if division.matrices != "whole":
-            shapes = {part.shape for part in parts(division.matrices, tensor.shape)}
-        pays = group["batched"] and all(batching_pays(shape, tensor.device) for shape in shapes)
-        alike = (
-            frozenset(shapes),
-            tensor.dtype,
-            tensor.device,
-            *(str(group[name]) for name in (*NS_OPTIONS, *NORM_OPTIONS)),
-        )
-        stacks.setdefault(alike if pays else (index,), []).append(index)
-    return [
-        run for together in stacks.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)
-    ]
 
 
 # ---- The single-device optimizer --------------------------------------------------------------------------

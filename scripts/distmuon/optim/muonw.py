@@ -28,10 +28,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from distmuon.optim.adamw import adamw_, begin
+from distmuon.optim.batches import batches
 from distmuon.optim.coefficients import Coefficients
 from distmuon.optim.exchange_plan import Matrix, MatrixShard, Parameter, Plan, Plans
 from distmuon.optim.masters import MasterWeights, rounded_once, views_in_place
-from distmuon.optim.muon import WeightPart, batches, decay_and_apply_, momentum_of_all_, orthogonalize, scale
+from distmuon.optim.muon import WeightPart, decay_and_apply_, momentum_of_all_, orthogonalize, scale
 from distmuon.optim.newton_schulz import ComputeDtype, Form, Norm
 from distmuon.optim.normalization import InputNorm, OutputNorm
 from distmuon.optim.options import (

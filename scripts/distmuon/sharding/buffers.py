@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec, plan
-from distmuon.sharding.warning import warn_user
+from distmuon.sharding.warning import warn_of_formats
 
 _numbers = itertools.count()
 
@@ -168,15 +168,10 @@ class ShardedBuffers:
 
     def _warn_of_formats(self, moving_in: Iterable[int]) -> None:
         """Warn, once, of kernels in another memory format than that of the flat storage: convolutions choose by it."""
-        candidates = [(self.names[index], self.parameters[index]) for index in moving_in]
-        others = [name for name, p in candidates if p.ndim >= 4 and not p.is_contiguous() and not _stays(p)]
+        looked_at = [(self.names[i], self.parameters[i]) for i in moving_in]
+        others = [name for name, p in looked_at if p.ndim >= 4 and not p.is_contiguous() and not _stays(p)]
         if others and not self._warned_of_formats and self.grid.world.rank == 0:
-            more = f" and {len(others) - 1} more" if others[1:] else ""
-            warn_user(
-                f"parameter {others[0]!r}{more} has another memory format, as under torch.channels_last, and a sharded "
-                "optimizer lays parameters out row by row: the numbers are the same, and a convolution may be slower; "
-                "MuonW leaves parameters as they are.",
-            )
+            warn_of_formats(others)
         self._warned_of_formats |= bool(others)
 
     def _take_in(self, index: int) -> bool:

@@ -57,6 +57,14 @@ def apart(tensors: Sequence[Tensor]) -> bool:
     return len(set(places)) == len(places)
 
 
+def places_by(keys: Iterable[Any]) -> Iterable[tuple[Any, list[int]]]:
+    """Return the places of each key among the keys."""
+    by_key: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        by_key.setdefault(key, []).append(place)
+    return by_key.items()
+
+
 def runs(items: Sequence[Item], sizes: Sequence[int], room: float) -> Iterator[list[Item]]:
     """Yield runs of the items, in order, as long as there is room for the sum of their sizes, or of one item."""
     run, taken = list[Item](), 0

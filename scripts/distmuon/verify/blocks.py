@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distmuon.optim.batches import batches
 from distmuon.optim.masters import rounded_once
-from distmuon.optim.muon import Muon, WeightPart, batches, decay_and_apply_, orthogonalize, scale
+from distmuon.optim.muon import Muon, WeightPart, decay_and_apply_, orthogonalize, scale
 from distmuon.optim.strategies.strategy import refuse_row_moments
 from distmuon.sharding.tensor_parallel import tp_split_dim
 

@@ -132,7 +132,7 @@ def test_the_small_step_of_the_page_works_on_any_number_of_ranks(dp: int) -> Non
 
 def test_nothing_that_the_page_compares_differs() -> None:
     assert not any("False" in printed for _, printed in CODE)
-    assert shown("theirs = ")[1].count("True") == 4
+    assert shown("kept_there = ")[1].count("True") == 4
     rows = re.findall(r" ([\d,]{6,}) +[\d.]+%", page_of("--ways"))
     predicted = re.findall(r"([\d,]+) bytes", shown("by_matrix = by_bucket")[1])
     assert rows == predicted

@@ -13,7 +13,8 @@ import torch
 from helpers_math import distance, gaussian, message
 from torch import Tensor, nn
 
-from distmuon.optim.muon import Muon, batches, decay_, matrices_in, momentum_, orthogonalize, scale
+from distmuon.optim.batches import batches, matrices_in
+from distmuon.optim.muon import Muon, decay_, momentum_, orthogonalize, scale
 from distmuon.optim.newton_schulz import newton_schulz
 from distmuon.optim.options import MOMENTA, MUON_DEFAULTS
 from distmuon.sharding.matrices import MatrixLayout
@@ -161,10 +162,10 @@ def test_only_small_matrices_of_equal_shape_dtype_and_options_go_together() -> N
 
 
 def test_a_batch_holds_as_many_matrices_as_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distmuon.optim.muon.BATCH", 50)
+    monkeypatch.setattr("distmuon.optim.batches.BATCH", 50)
     matrices = [gaussian(4, 6, seed=seed) for seed in range(5)]
     assert batches(matrices, [MUON_DEFAULTS] * 5) == [[0, 1], [2, 3], [4]]
-    monkeypatch.setattr("distmuon.optim.muon.BATCH", 10)  # less than one takes
+    monkeypatch.setattr("distmuon.optim.batches.BATCH", 10)  # less than one takes
     assert batches(matrices, [MUON_DEFAULTS] * 5) == [[0], [1], [2], [3], [4]]
 
 

@@ -26,7 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from distmuon.optim.muon import batches, orthogonalize
+from distmuon.optim.batches import batches
+from distmuon.optim.muon import orthogonalize
 from distmuon.sharding.grid import Grid
 from distmuon.sharding.hooks import hooked
 from distmuon.sharding.layout import Bucket, DistMeta, Layout, ParamSpec
