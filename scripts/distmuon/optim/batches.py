@@ -10,7 +10,7 @@ from torch import Tensor
 from distmuon.optim.fast_paths import BATCH, batching_pays
 from distmuon.optim.options import NORM_OPTIONS, NS_OPTIONS
 from distmuon.sharding.matrices import MatrixLayout, kind_of, parts
-from distmuon.sharding.tensor_lists import runs
+from distmuon.sharding.tensor_lists import places_by, runs
 
 
 def matrices_in(
@@ -41,7 +41,7 @@ def batches(
     divisions: as for `orthogonalize`.
     """
     divisions = divisions or [MatrixLayout(group["matrices"]) for group in groups]
-    stacks: dict[tuple[Any, ...], list[int]] = {}
+    keys: list[tuple[Any, ...]] = []
     for index, (tensor, group, division) in enumerate(zip(tensors, groups, divisions, strict=True)):
         shapes = {tuple(tensor.shape)}
         if division.matrices != "whole":
@@ -53,7 +53,7 @@ def batches(
             tensor.device,
             *(str(group[name]) for name in (*NS_OPTIONS, *NORM_OPTIONS)),
         )
-        stacks.setdefault(alike if pays else (index,), []).append(index)
+        keys.append(alike if pays else (index,))
     return [
-        run for together in stacks.values() for run in runs(together, [tensors[i].numel() for i in together], BATCH)
+        run for _, together in places_by(keys) for run in runs(together, [tensors[i].numel() for i in together], BATCH)
     ]
