@@ -20,15 +20,12 @@ from distmuon.sharding.grid import Grid
 from distmuon.sharding.layout import ParamSpec
 from distmuon.sharding.tensor_parallel import mark
 from muonbook.baselines import TITLES
+from muonbook.planner.planned_worlds import BUCKET_RULES
 from muonbook.runnable_baselines import FLAT, MUON_LAYOUTS
 
 COUNTED = ("muon", "muon_flat", "muon_cut", "muon_owner")
+megatron = BUCKET_RULES["megatron"]  # D -> elements of a bucket
 Block = Mapping[str, tuple[int, int]]
-
-
-def megatron(D: int) -> int:
-    """Return how many elements a bucket has by Megatron-LM's rule."""
-    return max(40_000_000, 1_000_000 * D)
 
 
 def matrices(block: Block, blocks: int, T: int) -> list[ParamSpec]:
@@ -44,8 +41,7 @@ def matrices(block: Block, blocks: int, T: int) -> list[ParamSpec]:
 def padding(specs: list[ParamSpec], D: int, T: int, bucket: int) -> float:
     """Return p of the owner layout: how long its shards are, all together, over the matrices in them."""
     lay_out = strategies.planner("owner")
-    layout = lay_out(specs, muon=range(len(specs)), dp=D, tp=T, bucket_size=bucket)
-    return layout.buffers[0].size / sum(spec.numel for spec in specs)
+    return 1 + lay_out(specs, muon=range(len(specs)), dp=D, tp=T, bucket_size=bucket).padding
 
 
 def bytes_of_a_step(grid: Grid, specs: list[ParamSpec], strategy: str, bucket: int) -> int:

@@ -118,11 +118,8 @@ def _heading(plan: WorldPlan) -> list[str]:
 
 def _place(plan: WorldPlan) -> str:
     shape, degrees = plan.setting.shape, plan.setting.degrees
-    return f"{shape.title}, {_billions(shape.parameters)} parameters, on {_ranks(degrees.ranks)}: {degrees}"
-
-
-def _ranks(number: int) -> str:
-    return f"{number:,} rank{'s' * (number > 1)}"
+    ranks = jobs.plural(degrees.ranks, "rank")
+    return f"{shape.title}, {_billions(shape.parameters)} parameters, on {ranks}: {degrees}"
 
 
 def _batch(setting: WorldSetting) -> str:
@@ -202,7 +199,7 @@ def search_lines(found: Search) -> list[str]:
     """Return what fits, quickest first, and the first of it as `lines` has it."""
     first = found.plans[0]
     table = [
-        f"{first.setting.shape.title} on {_ranks(first.setting.degrees.ranks)}; {_who(first.setting)}",
+        f"{first.setting.shape.title} on {jobs.plural(first.setting.degrees.ranks, 'rank')}; {_who(first.setting)}",
         f"on {_machine(first.setting)}; {first.setting.tokens:,} tokens in a step",
         f"{found.possible} divisions are possible, {found.roomy} have room by rule of thumb; planned, quickest first:",
         "    DP   TP   PP   EP    fullest  seconds   of the peak",
