@@ -31,17 +31,14 @@ def draw_boxes(written: Rows, read: Rows, title: str) -> Figure:
             y = top + strip * (BOX + 2 * ROW) + ROW
             put(axes, MARGIN, y + BOX / 2 - 7, word)
             for rank, (begin, end) in enumerate(ranks):
-                middle, number = (place(begin) + place(end)) / 2, f"{rank}"
+                middle = (place(begin) + place(end)) / 2
+                for writer, low, high in _from_boxes(written, begin, end):
+                    box(axes, place(low), y, place(high) - place(low), BOX, dp_colour(writer))
                 if strip == 0:
-                    box(axes, place(begin), y, place(end) - place(begin), BOX, dp_colour(rank))
-                    put(axes, middle, y + BOX / 2 - 7, number, "center", color=ink_on(dp_colour(rank)))
-                    continue
-                for writer, (first, last) in enumerate(written):
-                    low, high = max(first, begin), min(last, end)
-                    if low < high:
-                        box(axes, place(low), y, place(high) - place(low), BOX, dp_colour(writer))
-                box(axes, place(begin), y, place(end) - place(begin), BOX, "none", ec=INK, lw=1.6)
-                put(axes, middle, y + BOX + 2, f"rank {number}", "center")
+                    put(axes, middle, y + BOX / 2 - 7, str(rank), "center", color=ink_on(dp_colour(rank)))
+                else:
+                    box(axes, place(begin), y, place(end) - place(begin), BOX, "none", ec=INK, lw=1.6)
+                    put(axes, middle, y + BOX + 2, f"rank {rank}", "center")
 
     note = f"{total} rows of a momentum buffer, from left to right. A colour is a rank that wrote."
     return card(title, note, (2 * (BOX + 2 * ROW), paint))
@@ -49,12 +46,15 @@ def draw_boxes(written: Rows, read: Rows, title: str) -> Figure:
 
 def describe_boxes(written: Rows, read: Rows, title: str) -> str:
     """Return alt text for `draw_boxes`: from whose boxes each rank reads."""
-    opened = (
-        [str(writer) for writer, (first, last) in enumerate(written) if max(first, begin) < min(last, end)]
-        for begin, end in read
-    )
+    opened = ([str(writer) for writer, _, _ in _from_boxes(written, begin, end)] for begin, end in read)
     told = "; ".join(f"rank {rank} reads from {' and '.join(writers)}" for rank, writers in enumerate(opened))
     return f"{title}. {len(written)} ranks wrote a box each, in order; {len(read)} ranks read: {told}."
+
+
+def _from_boxes(written: Rows, begin: int, end: int) -> list[tuple[int, int, int]]:
+    """Return whose boxes hold rows begin to end, and which of them each holds: (writer, first, last + 1)."""
+    both = ((writer, max(first, begin), min(last, end)) for writer, (first, last) in enumerate(written))
+    return [(writer, low, high) for writer, low, high in both if low < high]
 
 
 # ---- What `Metrics` has written ---------------------------------------------------------------------------
