@@ -347,7 +347,7 @@ class QKClip:
         """Return 1 where the optimizer has left its parameters as they were, as far as this rank knows."""
         if not hasattr(self._optimizer, "skipped_steps"):  # which optimizers have that decide by themselves
             return float(getattr(self._optimizer, "found_inf", 0.0))  # a GradScaler's, for the length of a step
-        before, self._skips_seen = self._skips_seen, getattr(self._optimizer, "skipped_steps", 0)
+        before, self._skips_seen = self._skips_seen, self._optimizer.skipped_steps
         return float(self._skips_seen != before)
 
     def _scale(self) -> None:

@@ -80,7 +80,7 @@ def complete_group(
     Raises ValueError for another algorithm, TypeError for an unknown option.
     """
     algorithm = group.setdefault("algorithm", next(iter(defaults)))
-    if algorithm not in [*defaults]:
+    if algorithm not in [*defaults]:  # a list, which can be asked for what has no hash
         raise ValueError(f"algorithm is {algorithm!r}; choose one of {', '.join(defaults)}.")
     refuse_unknown_in_group(group, (*defaults[algorithm], "algorithm"), f"{algorithm} in {who}")
     if algorithm == "adamw" and given.get("adamw_lr") is not None:

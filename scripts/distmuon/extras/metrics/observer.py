@@ -102,10 +102,10 @@ class Metrics:
         self.latest: dict[str, Any] = {}
         if not isinstance(scalars, Mapping | None):
             raise TypeError(f'scalars is {scalars!r}; give names and how to reduce them, such as {{"loss": "mean"}}.')
-        writers = list(to) if isinstance(to, Iterable) else [to]
-        if not all(hasattr(writer, "write") for writer in writers) or not isinstance(to, Iterable):
+        self._writers = list(to) if isinstance(to, Iterable) else []
+        if not isinstance(to, Iterable) or not all(hasattr(writer, "write") for writer in self._writers):
             raise TypeError(f"to is {to!r}; give writers in a list, such as [Console()].")
-        self._reductions, self._samples, self._writers = dict(scalars or {}), samples, writers
+        self._reductions, self._samples = dict(scalars or {}), samples
         self._recorded: dict[str, float | Tensor] = {}
         self._underway: StepSnapshot | None = None
         self._look()
